@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -31,12 +30,9 @@ from harness.run.cell_server import CellServer
 from harness.run.child import ONE_THREAD, ask
 from harness.run.planning import JobPlanner, Wanted
 from harness.run.runner import WorkerPool
-from harness.scenario.selection import is_drawn
+from harness.scenario.calls_alone import scenarios_of_calls
 from harness.store.run_folder import RunStore
 from harness.store.summary import summarise
-
-KERNEL = "kernel"
-"""The system of cases that call one kernel."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +97,7 @@ def judge(context: typer.Context, given: JudgeOptions) -> None:
     seed = given.seed or 1 + secrets.randbelow(2**31 - 1)
     with CellServer() as server, WorkerPool(given.workers) as pool:
         with Waiting(screen, run_and_report.PLANNING):
+            scenarios_of_calls()  # read while the processes import torch
             server.wait_until_ready()
             where = CellOf(server=server.path, device=given.device, name=name, words=words)
             wanted = Wanted(
@@ -177,20 +174,13 @@ def _words(given: JudgeOptions, name: str) -> dict[str, Any]:
     return words | ({"style": given.style} if given.style else {})
 
 
-def calls_alone(jobs: Iterable[Job]) -> list[Job]:
-    """The jobs that call kernels of files, and nothing else."""
-    return [job for job in jobs if job.case.system == KERNEL and job.plugins]
-
-
 def _jobs(planner: JobPlanner, given: JudgeOptions) -> list[Job]:
-    jobs = planner.jobs()
     if given.whole or given.selectors:
-        return jobs
-    own = calls_alone(jobs)
+        return planner.jobs()
+    own = planner.calls_alone()
     if not own:
         raise InputError(f"{given.file}: no case calls its kernels alone; add --all")
-    # The plain calls first: what fails there needs no rare call.
-    return sorted(own, key=lambda job: is_drawn(job.case.id))
+    return own
 
 
 def _finish(

@@ -26,10 +26,7 @@ from harness.core.ops import OPS
 from harness.core.records import BAD, FAILED, CaseResult, Verdict
 from harness.diagnose.run_jobs import MOST_CAUSES, MOST_FAILURES, kind_of
 from harness.run.cell_server import CellServer
-from harness.scenario.load import load_scenarios
-from harness.scenario.override import KernelOverride
-from harness.scenario.schema import Scenario
-from harness.scenario.selection import is_drawn, select
+from harness.scenario.calls_alone import calls_alone
 from harness.store.coverage import coverages
 
 NAME = "judged"
@@ -87,7 +84,6 @@ class Judge:
         # One for all verdicts, as cases are drawn once. Each kernel has a new process, and no seed.
         self._seed = seed if seed is not None else 1 + secrets.randbelow(2**31 - 1)
         self._server = CellServer()
-        self._scenarios: dict[str, list[Scenario]] = {}
         self._cases: dict[tuple[Any, ...], list[Case]] = {}
 
     def __enter__(self) -> Self:
@@ -156,16 +152,9 @@ class Judge:
         )
 
     def _cases_of(self, spec: KernelSpec) -> list[Case]:
-        """The cases that call a kernel alone, the plain ones first."""
-        if spec.op not in self._scenarios:
-            self._scenarios[spec.op] = [
-                one for one in load_scenarios() if one.system == "kernel" and one.op == spec.op
-            ]
         key = (spec.op, spec.kv, spec.shapes, spec.takes, spec.gives_lse, spec.checks)
         if key not in self._cases:
-            override = KernelOverride.named(spec.name)
-            found = select(self._scenarios[spec.op], seed=self._seed, override=override)
-            self._cases[key] = sorted(found, key=lambda case: is_drawn(case.id))
+            self._cases[key] = calls_alone([spec.name], seed=self._seed)
         return self._cases[key]
 
 

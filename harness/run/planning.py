@@ -19,6 +19,7 @@ from harness.core.kernels import KernelSpec
 from harness.core.shapes import Shapes
 from harness.run.environment import DEVICES
 from harness.run.plugin_files import PluginFiles
+from harness.scenario.calls_alone import calls_alone
 from harness.scenario.drawn import control_cases
 from harness.scenario.expand import GPU, LONG, fault_cases, on_device
 from harness.scenario.load import SUFFIXES, load_scenarios
@@ -128,6 +129,12 @@ class JobPlanner:
             self._changed(cases_of(names, lambda override: self._select(scenarios, override)))
         )
         return self.jobs_of(cases, fault=self.wanted.fault)
+
+    def calls_alone(self) -> list[Job]:
+        """The jobs that call the kernels of the plug-ins, and nothing else."""
+        names = register_plugins(self.wanted, self._pool, self._plugins)
+        cases = calls_alone(names, seed=self.wanted.seed, selectors=self.wanted.selectors)
+        return self.jobs_of(cases)
 
     def in_short(self, cases: list[Case]) -> list[Case]:
         """`cases` without the long ones, if everything is asked for and nothing by name."""

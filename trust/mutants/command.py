@@ -12,7 +12,6 @@ import typer
 from rich.console import Console
 
 from harness.cli import run_and_report, shared_options
-from harness.cli.judge import calls_alone
 from harness.cli.option_records import MakingRuns, with_options
 from harness.cli.output import console, print_json
 from harness.core.checkout import ROOT, on_path
@@ -104,7 +103,7 @@ def planned_trials(
     wanted = replace(wanted, device="cpu")
     planner = JobPlanner(wanted, pool)
     if wanted.plugins:
-        jobs = calls_alone(planner.jobs())
+        jobs = planner.calls_alone()
     else:
         cases = select(planner.scenarios(), wanted.selectors, tags=wanted.tags, seed=0)
         jobs = planner.jobs_of(cases)

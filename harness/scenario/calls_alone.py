@@ -1,0 +1,48 @@
+"""The cases that judge a kernel by itself: each calls it alone, and no engine."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+
+from harness.core.cases import Case
+from harness.scenario.expand import MATRICES
+from harness.scenario.load import load_scenarios, shipped_directory
+from harness.scenario.override import KernelOverride
+from harness.scenario.schema import Scenario
+from harness.scenario.selection import is_drawn, select, with_each
+
+KERNEL = "kernel"
+"""The system of cases that call one kernel."""
+
+
+@functools.cache
+def scenarios_of_calls() -> tuple[Scenario, ...]:
+    """The harness's own scenarios of such cases, read once, without the kernel matrix.
+
+    They name no kernel of a user.
+    """
+    # Their files are checked by the tests of the harness.
+    found = load_scenarios(shipped_directory(), whole=lambda name: False)
+    return tuple(one for one in found if one.system == KERNEL and MATRICES.isdisjoint(one.tags))
+
+
+def calls_alone(kernels: Iterable[str], *, seed: int, selectors: Sequence[str] = ()) -> list[Case]:
+    """The calls of registered kernels, the plain ones first: what fails there needs no rare call.
+
+    None for a kernel of an op that is called with others only. Raises InputError for a selector
+    that names none of them, and if a kernel's shapes fit none.
+    """
+    judged = [name for name in kernels if _scenarios(KernelOverride.named(name))]
+    if not judged:
+        return []
+
+    def choose(override: KernelOverride | None) -> list[Case]:
+        assert override is not None  # as there are kernels
+        return select(_scenarios(override), selectors, seed=seed, override=override)
+
+    return sorted(with_each(judged, choose), key=lambda case: is_drawn(case.id))
+
+
+def _scenarios(override: KernelOverride) -> list[Scenario]:
+    return [one for one in scenarios_of_calls() if one.op in override.ops]
