@@ -1,3 +1,7 @@
-"""Has `pytest --poison` in this checkout, approved transcripts, and parameters for the night."""
+"""What every test of this checkout has.
 
-pytest_plugins = ["torch_poison.pytest_plugin", "tests.transcripts", "tests.nightly"]
+`pytest --poison`, approved transcripts, parameters that are for the night, and draws without a
+clock.
+"""
+
+pytest_plugins = ["torch_poison.pytest_plugin", "tests.transcripts", "tests.nightly", "tests.drawn"]

@@ -11,7 +11,7 @@ from harness.engine.schedule.block_pool import BlockPool, FreeList
 from tests.transcripts import Approved
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100, derandomize=True)
 @given(
     num_blocks=st.integers(3, 20),
     free_list=st.sampled_from(["fifo", "lifo"]),

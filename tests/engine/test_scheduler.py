@@ -121,7 +121,7 @@ def test_the_block_of_the_last_generated_token_is_not_needed() -> None:
     scheduler([(100, 29)], num_blocks=4)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 @given(
     requests=st.lists(st.tuples(st.integers(1, 150), st.integers(1, 12)), min_size=1, max_size=6),
     num_blocks=st.integers(6, 12),

@@ -40,7 +40,7 @@ def test_blocks_before_the_window_go_back_to_the_pool_and_the_null_block_takes_t
     assert NULL_BLOCK not in sequence.blocks
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 @given(
     requests=st.lists(st.tuples(st.integers(1, 200), st.integers(1, 70)), min_size=1, max_size=4),
     window=st.integers(1, 150),

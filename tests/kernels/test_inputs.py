@@ -21,7 +21,7 @@ def small(**changes: object) -> MlaDecodeParams:
     )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.integers(0, 200), min_size=1, max_size=5), st.integers(1, 4), st.integers(0, 4))
 def test_each_slot_of_the_cache_is_live_once_or_listed_as_unowned(
     lengths: list[int], spare: int, pad: int

@@ -73,7 +73,8 @@ def test_decode_dereferences_no_padded_table_entry(judge: Judge, kernel: str) ->
 
 
 @settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=25,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 @given(
     lengths=st.lists(

@@ -34,7 +34,8 @@ def test_sparse_decode_is_right_for_full_short_and_empty_lists(
 
 
 @settings(
-    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=20,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 @given(
     num_chosen=st.lists(st.integers(0, 70), min_size=1, max_size=6).filter(any),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.scenario.cover import Exceptions, covering
@@ -46,7 +46,6 @@ def test_the_same_seed_gives_the_same_points_and_another_seed_others() -> None:
     assert first == again != other
 
 
-@settings(deadline=None)
 @given(st.sampled_from(AXES["a"]), st.sampled_from(AXES["c"]), st.sampled_from(AXES["e"]))
 def test_no_point_is_excluded_and_the_pairs_of_other_points_are_all_held(
     a: str, c: str, e: str
