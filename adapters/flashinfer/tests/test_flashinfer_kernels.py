@@ -20,6 +20,7 @@ from mla_harness_adapters import base
 from mla_harness_flashinfer import mla as flashinfer_mla
 from mla_harness_flashinfer import records as flashinfer_records
 from mla_harness_flashinfer.tables import KERNELS
+from tests.transcripts import Approved
 
 
 class Wrapper:
@@ -72,18 +73,23 @@ def test_it_loads_without_flashinfer_takes_the_ops_arguments_and_says_why_it_is_
     spec: Any,
 ) -> None:
     check_signature(OPS.get(spec.op), spec.short_name, spec.load())
-    assert "cuda" in str(spec.why_not("cpu"))
+    assert spec.why_not("cpu").cause == Code.NO_DEVICE
 
 
-def test_the_gpu_that_is_lacking_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_gpu_that_is_lacking_is_named(
+    monkeypatch: pytest.MonkeyPatch, approved: Approved
+) -> None:
     found = SimpleNamespace(origin="flashinfer.py")
     monkeypatch.setattr(flashinfer_mla.importlib.util, "find_spec", lambda name: found)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (10, 0))
-    assert flashinfer_mla.on_hopper("cuda").cause == Code.NO_DEVICE
+    other_gpu = flashinfer_mla.on_hopper("cuda")
+    assert other_gpu.cause == Code.NO_DEVICE
     assert flashinfer_mla.on_ampere("cuda") is None
     monkeypatch.setattr(flashinfer_mla.importlib.util, "find_spec", lambda name: None)
-    assert "FlashInfer is not installed" in str(flashinfer_mla.on_ampere("cuda"))
+    nothing = flashinfer_mla.on_ampere("cuda")
+    assert nothing.cause == Code.NOT_INSTALLED
+    approved([str(other_gpu), str(nothing)])
 
 
 @pytest.mark.parametrize("backend", ["fa2", "fa3"])
@@ -156,10 +162,12 @@ def test_the_nvfp4_reader_gets_codes_and_scales_of_one_head_and_its_rows_are_pac
     )
 
 
-def test_a_release_without_the_nvfp4_reader_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_release_without_the_nvfp4_reader_is_named(
+    monkeypatch: pytest.MonkeyPatch, approved: Approved
+) -> None:
     monkeypatch.setattr(flashinfer_records, "on_ampere", lambda device: None)
     monkeypatch.setattr(base, "installed_version", lambda engine: "0.6.14")
-    assert "0.6.14 is older than 0.6.16" in str(flashinfer_records.on_ampere_since_0_6_16("cuda"))
+    approved(str(flashinfer_records.on_ampere_since_0_6_16("cuda")))
     monkeypatch.setattr(base, "installed_version", lambda engine: "0.6.16.post3")
     assert flashinfer_records.on_ampere_since_0_6_16("cuda") is None
     monkeypatch.setattr(flashinfer_records, "on_ampere", lambda device: WhyNot("no GPU"))

@@ -11,6 +11,7 @@ import pytest
 from harness.api import FIXTURES, Code
 from harness.scenario.expand import expand
 from harness.scenario.load import load_scenarios
+from tests.transcripts import Approved
 
 pytest.importorskip("transformers")
 from mla_harness_transformers import target
@@ -55,7 +56,9 @@ def test_each_answer_of_a_batch_goes_to_its_prompt_and_a_failed_one_is_invalid(
     assert [answer.had_invalid_tokens for answer in answers] == [False, False, True]
 
 
-def test_without_psutil_only_plain_generate_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_psutil_only_plain_generate_runs(
+    monkeypatch: pytest.MonkeyPatch, approved: Approved
+) -> None:
     found = importlib.util.find_spec
     monkeypatch.setattr(
         target.importlib.util, "find_spec", lambda name: None if name == "psutil" else found(name)
@@ -69,4 +72,4 @@ def test_without_psutil_only_plain_generate_runs(monkeypatch: pytest.MonkeyPatch
     assert target.TransformersTarget.why_not(cases["none"]) is None
     reason = target.TransformersTarget.why_not(cases["continuous"])
     assert reason is not None and reason.cause == Code.NOT_INSTALLED
-    assert "psutil" in str(reason)
+    approved(str(reason))
