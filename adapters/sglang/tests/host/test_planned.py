@@ -18,6 +18,7 @@ from harness.scenario.load import load_scenarios, shipped_directory
 from mla_harness_adapters import base, host_target
 from mla_harness_sglang.params import SglangHostParams
 from mla_harness_sglang.target import SglangHostTarget
+from tests.transcripts import Approved
 
 CASES = {
     case.id: case
@@ -27,25 +28,28 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
 def test_without_sglang_a_case_is_skipped_with_the_line_that_installs_it(
-    case: str, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch, approved: Approved
 ) -> None:
     monkeypatch.setattr(base, "installed_version", lambda engine: None)
-    result = run_case(Job(key="x", case=CASES[case]))
-    assert result.verdict is Verdict.SKIP
-    host = SglangHostTarget.host
-    assert result.reason == f"SGLang is not installed ({host.extra} && {host.install})"
+    results = [run_case(Job(key="x", case=case)) for case in CASES.values()]
+    assert {(one.verdict, one.cause) for one in results} == {(Verdict.SKIP, Code.NOT_INSTALLED)}
+    install = SglangHostTarget.host.install
+    assert all(install in one.reason for one in results)
+    approved({one.reason.replace(install, "COMMAND") for one in results})
 
 
-def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_that_is_missing_is_named(
+    monkeypatch: pytest.MonkeyPatch, approved: Approved
+) -> None:
     monkeypatch.setattr(base, "installed_version", lambda engine: "0.5.23")
     monkeypatch.setattr(
         host_target, "find_spec", lambda name: None if name == "orjson" else object()
     )
     case = next(iter(CASES.values()))
     reason = SglangHostTarget.why_not(case)
-    assert reason.cause == Code.NOT_INSTALLED and "orjson" in reason.sentence
+    assert reason.cause == Code.NOT_INSTALLED
+    approved(reason.sentence)
 
 
 def test_a_fault_for_other_releases_is_a_skip_with_its_range(
@@ -59,8 +63,8 @@ def test_a_fault_for_other_releases_is_a_skip_with_its_range(
     assert "0.5.18" in reason.sentence and "0.5.24" in reason.sentence
 
 
-def test_flashmla_needs_its_page_size() -> None:
-    with pytest.raises(ValueError, match="backend flashmla needs page_size 64"):
+def test_flashmla_needs_its_page_size(approved: Approved) -> None:
+    with approved.raises(ValueError):
         SglangHostParams(part="decode-replay", backend="flashmla", page_size=1)
 
 

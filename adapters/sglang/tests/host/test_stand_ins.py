@@ -14,6 +14,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from mla_harness_sglang.host import stand_ins
+from tests.transcripts import Approved
 
 
 @pytest.fixture
@@ -30,7 +31,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_a_module_that_derives_decorates_and_annotates_is_imported(
-    installed: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    installed: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, approved: Approved
 ) -> None:
     (tmp_path / "uses_them.py").write_text(
         "import none_compiled.ops as ops\n"
@@ -45,13 +46,13 @@ def test_a_module_that_derives_decorates_and_annotates_is_imported(
     monkeypatch.syspath_prepend(str(tmp_path))
     module = importlib.import_module("uses_them")
     assert module.kept(3) == 3, "a decorator gives back what it was given"
-    with pytest.raises(stand_ins.StandInUsed, match=r"none_compiled\.ops\.answer is a stand-in"):
+    with approved.raises(stand_ins.StandInUsed):
         importlib.import_module("none_compiled.ops").answer(1)
     kind = importlib.import_module("none_compiled").Kind
     assert kind.FIRST == kind.FIRST and kind.FIRST != kind.SECOND
     with pytest.raises(stand_ins.StandInUsed):
         bool(kind.FIRST == "first")
-    with pytest.raises(stand_ins.StandInUsed, match="neither true nor false"):
+    with approved.raises(stand_ins.StandInUsed):
         module.test()
 
 

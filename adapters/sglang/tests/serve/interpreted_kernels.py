@@ -152,6 +152,6 @@ if __name__ == "__main__":
     sys.meta_path.append(_Finder(place))
     if what == "decode":
         found = decode(place, *more)
-        print(found.verdict.value, *(finding.message for finding in found.findings))
+        print(found.verdict.value, *(f"{one.tensor}: {one.cause}" for one in found.findings))
     else:
         {"merge": merge, "small": error_of_small_queries}[what](place)

@@ -36,11 +36,7 @@ def printed(folder: Path, *words: str) -> str:
 
 
 def test_a_decode_of_an_fp8_cache_rounds_query_and_probabilities_to_e4m3(folder: Path) -> None:
-    found = printed(folder, "decode", CELL, "bf16")
-    assert (
-        found.startswith("fail out differs from the float64 reference")
-        and "3 of 4 live rows" in found
-    )
+    assert printed(folder, "decode", CELL, "bf16").split() == ["fail", "out:", "differs"]
     assert printed(folder, "decode", CELL, "fp8").strip() == "pass"
 
 
