@@ -33,6 +33,7 @@ CHANGING = (
     (r"\b(Triton|torch|Python) \d[\w.+]*", r"\1 VERSION"),
     (r" \[type=\w+, input_value=.*, input_type=\w+\]", ""),
     (r"(?<=127\.0\.0\.1:)\d{4,5}", "PORT"),
+    (r"\bprocess \d+\b", "process PID"),
     (r"\d{8}T\d{6}Z-[0-9a-f]{4}", "RUN"),
     (r"mla-harness-[a-z0-9_]{8}(?=\.)", "mla-harness-RANDOM"),
     (r"(?<!within )(?<!for )(?<![\w.])\d+(\.\d+)? s\b", "SECONDS s"),
