@@ -12,6 +12,7 @@ import pytest
 from adapters.vllm.tests.fits.conftest import Maker
 from adapters.vllm.tests.fits.release import Release
 from harness.core.errors import InputError
+from tests.transcripts import Approved
 
 FILES = {
     "vllm/__init__.py": "import typing\nif typing.TYPE_CHECKING:\n    from vllm.entry.llm import LLM\n",  # noqa: E501
@@ -107,11 +108,13 @@ def test_a_circle_of_imports_ends(release: Maker) -> None:
     assert release(files).find("vllm.a:x") is None
 
 
-def test_a_folder_without_a_release_is_refused_in_one_line(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"no vllm-\*\.dist-info .*tests\.download"):
+def test_a_folder_without_a_release_is_refused_in_one_line(
+    tmp_path: Path, approved: Approved
+) -> None:
+    with approved.raises(InputError):
         Release.at(str(tmp_path))
 
 
-def test_a_file_for_a_newer_python_is_named_in_one_line(release: Maker) -> None:
-    with pytest.raises(InputError, match=r"new\.py: this Python cannot read line 2"):
+def test_a_file_for_a_newer_python_is_named_in_one_line(release: Maker, approved: Approved) -> None:
+    with approved.raises(InputError):
         release({"vllm/new.py": "x = 1\nmatch = = 2\n"}).find("vllm.new:x")
