@@ -12,6 +12,7 @@ import griffe
 import pytest
 
 from adapters.vllm.tests.fits.release import Release
+from harness.core.cause_codes import Code
 from mla_harness_adapters.patches import edited_text
 from mla_harness_adapters.releases import release_of
 from mla_harness_vllm.faults import PATCHES
@@ -41,7 +42,8 @@ def test_a_patch_finds_its_text_in_each_release_of_its_range_and_what_it_makes_o
     patch = PATCHES.find(fault, release)
     if reason := patch.why_not(release):
         # Older code may lack what the bug is in.
-        assert "as released" in reason or release_of(release) < release_of(PATCHES[fault][0].first)
+        is_older = release_of(release) < release_of(PATCHES[fault][0].first)
+        assert reason.cause == Code.AS_RELEASED or is_older
         return
     for target in {edit.target for edit in patch.edits}:
         before = text_of(ROOT / f"vllm-{release}", target)

@@ -10,6 +10,7 @@ import pytest
 
 from harness.core.errors import InputError
 from mla_harness_vllm.host.runner_order import ScheduledRequest, first_runner, second_runner
+from tests.transcripts import Approved
 
 FRESH = ScheduledRequest("fresh", num_prompt=9, num_computed=0, num_scheduled=9)
 CHUNK = ScheduledRequest("chunk", num_prompt=70, num_computed=40, num_scheduled=20)
@@ -105,20 +106,12 @@ def test_a_runner_that_puts_requests_with_context_first_is_seen_as_mended(runner
     assert names(second_runner(runner, (FRESH, CHUNK, DECODE))) == ["decode", "chunk", "fresh"]
 
 
-@pytest.mark.parametrize(
-    ("runner", "words"),
-    [
-        (NotSorted, "does not sort the scheduled requests"),
-        (AsksForMore, "asks for more than stands in here"),
-        (LosesOne, "does not sort the scheduled requests"),
-    ],
-)
-def test_other_code_is_refused_in_one_line_that_names_the_class(runner: type, words: str) -> None:
-    with pytest.raises(InputError) as refusal:
+@pytest.mark.parametrize("runner", [NotSorted, AsksForMore, LosesOne])
+def test_other_code_is_refused_in_one_line_that_names_the_class(
+    runner: type, approved: Approved
+) -> None:
+    with approved.raises(InputError):
         second_runner(runner, (FRESH, CHUNK, DECODE))
-    told = str(refusal.value)
-    assert words in told and "\n" not in told
-    assert f":{runner.__name__}.prepare_inputs is not what this part was written for" in told
 
 
 def test_a_reordering_in_place_swaps_everything_that_it_reads() -> None:
