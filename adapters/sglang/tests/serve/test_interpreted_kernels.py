@@ -36,7 +36,7 @@ def printed(folder: Path, *words: str) -> str:
 
 
 def test_a_decode_of_an_fp8_cache_rounds_query_and_probabilities_to_e4m3(folder: Path) -> None:
-    assert printed(folder, "decode", CELL, "bf16").split() == ["fail", "out:", "differs"]
+    assert printed(folder, "decode", CELL, "bf16").startswith("fail out: differs")
     assert printed(folder, "decode", CELL, "fp8").strip() == "pass"
 
 

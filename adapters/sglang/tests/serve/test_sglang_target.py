@@ -395,4 +395,4 @@ def test_the_plain_script_runs_without_the_project_and_asserts(
         [sys.executable, str(file)], env=environment, capture_output=True, text=True
     )
     assert done.returncode == 1
-    approved(done.stdout, "what it prints")
+    approved(lines_with(done.stdout, "right answers"), "what it finds")
