@@ -24,6 +24,7 @@ from mla_harness_vllm.kernels import (
     write_kv,
 )
 from mla_harness_vllm.tables import ENGINE, KERNELS
+from tests.transcripts import Approved
 
 
 def module(monkeypatch: pytest.MonkeyPatch, name: str, **functions: Any) -> None:
@@ -60,14 +61,17 @@ def test_without_vllm_or_a_gpu_every_kernel_says_why_it_is_skipped(spec: Any) ->
         assert spec.why_not(spec.devices[0]).cause == Code.NOT_INSTALLED
 
 
-def test_blackwell_kernels_name_the_gpu_that_they_lack(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blackwell_kernels_name_the_gpu_that_they_lack(
+    monkeypatch: pytest.MonkeyPatch, approved: Approved
+) -> None:
     monkeypatch.setattr(base, "installed_version", lambda engine: "0.22.1")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
-    assert vllm_kernels.on_blackwell("cuda").cause == Code.NO_DEVICE
+    lacks = vllm_kernels.on_blackwell("cuda")
+    assert lacks.cause == Code.NO_DEVICE
     assert vllm_kernels.on_hopper("cuda") is None
     monkeypatch.setattr(base, "installed_version", lambda engine: "0.19.2")
-    assert "older than 0.20" in str(vllm_kernels.on_any("cuda"))
+    approved([str(lacks), str(vllm_kernels.on_any("cuda"))])
 
 
 def test_the_fp8_query_is_quantized_with_the_scale_that_is_handed_over(

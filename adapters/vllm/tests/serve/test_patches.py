@@ -13,6 +13,7 @@ from harness.core.cause_codes import Code
 from mla_harness_adapters.patches import Edit, Patch, PatchRefused
 from mla_harness_vllm.faults import PATCHES
 from mla_harness_vllm.tables import ENGINE
+from tests.transcripts import Approved
 
 SOURCE = """
 LIMIT = 3
@@ -48,10 +49,12 @@ def test_a_function_is_recompiled_with_all_its_edits_in_its_own_namespace(module
 
 
 @pytest.mark.parametrize("old", ["if x > OTHER:", "LIMIT", "x = LIMIT\nreturn y"])
-def test_text_that_is_not_there_is_refused_and_changes_nothing(old: str, module: str) -> None:
+def test_text_that_is_not_there_is_refused_and_changes_nothing(
+    old: str, module: str, approved: Approved
+) -> None:
     import importlib
 
-    with pytest.raises(PatchRefused, match="is not what the patch expects"):
+    with approved.raises(PatchRefused):
         patch(Edit(module, "return x", "return 0"), Edit(module, old, "pass")).apply("0.22.1")
     assert importlib.import_module("patched_engine").Engine().step(10) == 3
 
@@ -79,17 +82,22 @@ def test_a_function_that_calls_super_keeps_its_class(
     assert importlib.import_module("patched_base").Engine().step(1) == 6
 
 
-@pytest.mark.parametrize("version", ["0.19.0", "0.25.0", "0.25.1rc1"])
-def test_a_release_outside_the_range_is_refused(version: str, module: str) -> None:
-    with pytest.raises(PatchRefused, match="written for"):
-        patch(Edit(module, "return x", "return 0")).apply(version)
+def test_a_release_outside_the_range_is_refused(module: str, approved: Approved) -> None:
+    for version in ("0.19.0", "0.25.0", "0.25.1rc1"):
+        with approved.raises(PatchRefused):
+            patch(Edit(module, "return x", "return 0")).apply(version)
 
 
-def test_a_release_with_the_bug_says_so() -> None:
-    assert "as released" in str(PATCHES.why_not("vllm.plan-in-warmup-only", "0.21.0"))
-    assert "as released" in str(PATCHES.why_not("vllm.skip-zero-new-blocks", "0.22.1"))
+def test_a_release_with_the_bug_says_so(approved: Approved) -> None:
+    for name, version in (
+        ("vllm.plan-in-warmup-only", "0.21.0"),
+        ("vllm.skip-zero-new-blocks", "0.22.1"),
+        ("vllm.context-for-first-rows", "0.27.1"),
+    ):
+        why = PATCHES.why_not(name, version)
+        assert why is not None and why.cause == Code.AS_RELEASED
+        approved(why.sentence, name)
     assert PATCHES.why_not("vllm.skip-zero-new-blocks", "0.24.0") is None
-    assert "as released" in str(PATCHES.why_not("vllm.context-for-first-rows", "0.27.1"))
     assert not any(PATCHES.why_not(name, "0.33.0") for name in PATCHES)
 
 
@@ -109,7 +117,7 @@ def test_a_release_newer_than_all_that_were_examined_is_refused_by_the_newest_ra
     reason = PATCHES.why_not("vllm.plan-in-warmup-only", "99.0.0")
     assert reason.cause == Code.NO_PATCH
     last = PATCHES["vllm.plan-in-warmup-only"][-1].last
-    assert f"0.26.0 up to, not including, {last}" in reason.sentence
+    assert "0.26.0" in reason.sentence and last in reason.sentence
 
 
 def test_a_replaced_function_of_a_module_is_replaced_where_it_was_imported_too(

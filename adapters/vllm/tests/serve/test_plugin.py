@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import asdict
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,7 @@ from mla_harness_adapters.plan import ServePoison
 from mla_harness_vllm.serve import plugin
 from mla_harness_vllm.serve.hooks import FILLED, StepPoison, groups, new_blocks
 from mla_harness_vllm.serve.settings import parse_poison
+from tests.transcripts import Approved
 
 
 class MLAAttentionSpec:
@@ -176,10 +178,18 @@ def test_only_groups_of_latents_are_touched() -> None:
     assert [index for index, _ in groups(runner(torch.zeros(16, 64, 8)))] == [1]
 
 
-@pytest.mark.parametrize("text", ["kv.nwe", "kv.new:nann", ":nan"])
-def test_a_wrong_setting_is_refused(text: str) -> None:
-    with pytest.raises(InputError, match="MLA_HARNESS_POISON"):
-        parse_poison(text)
+def test_a_wrong_setting_is_refused(approved: Approved) -> None:
+    for text in (
+        "kv.nwe",
+        "kv.new:nann",
+        ":nan",
+        "output@",
+        "output:nan@one",
+        "output@-1",
+        "output@1@2",
+    ):
+        with approved.raises(InputError, text):
+            parse_poison(text)
 
 
 def test_a_setting_survives_its_own_text() -> None:
@@ -188,13 +198,11 @@ def test_a_setting_survives_its_own_text() -> None:
 
 
 def test_steps_and_fills_are_said_on_lines_that_grow_rare(
-    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], approved: Approved
 ) -> None:
     poison = StepPoison(ServePoison(("kv.new",)))
-    FILLED.steps = 0
+    for name in asdict(FILLED):
+        monkeypatch.setattr(FILLED, name, 0)
     for _ in range(12):
         poison(runner(torch.zeros(16, 64, 8, dtype=torch.bfloat16)), step())
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 2 and all(
-        line.startswith("mla-harness: kv.new:nan in process") for line in lines
-    )
+    approved(capsys.readouterr().err)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,6 +32,7 @@ from mla_harness_vllm.ranks import NO_MULTICAST, known_to_hang, rank_environ
 from mla_harness_vllm.serve import plugin
 from mla_harness_vllm.serve.settings import parse_poison
 from mla_harness_vllm.target import VllmTarget
+from tests.transcripts import Approved
 from tests.waiting import end_limits_when, wait_until_gone
 
 pytest.importorskip("lm_eval")
@@ -84,16 +86,18 @@ def test_without_the_fault_both_ranks_pass_under_the_same_poison(tmp_path: Path)
 
 
 def test_a_worker_that_lacks_the_fault_makes_the_case_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, approved: Approved
 ) -> None:
     monkeypatch.setenv("FAKE_VLLM", "lacking")
     result = run_case(job(tmp_path))
     assert result.verdict is Verdict.ERROR
-    assert "rank 1" in result.reason and f"runs with no fault, not with {FAULT}" in result.reason
+    approved(result.reason)
 
 
 @pytest.mark.nightly
-def test_the_recorder_names_the_rank_on_which_a_nan_began(tmp_path: Path) -> None:
+def test_the_recorder_names_the_rank_on_which_a_nan_began(
+    tmp_path: Path, approved: Approved
+) -> None:
     failing = job(tmp_path, poison_rank=1, max_num_seqs=4)
     assert run_case(failing).verdict is Verdict.FAIL
     assert [one["counts"]["context_rows"] for one in ranks(tmp_path)] == [0, 3]
@@ -101,45 +105,36 @@ def test_the_recorder_names_the_rank_on_which_a_nan_began(tmp_path: Path) -> Non
     found = result.first_nan
     assert found is not None, result.reason
     assert (found.rank, found.writer, found.step) == (1, "layers.0.0.forward_mha", 0)
-    assert found.statement.startswith(
-        "rank 1: layers.0.0.forward_mha wrote output, not finite: layer 0, step 0 (mixed), row 2"
-    )
-    assert [told.partition(",")[0] for told in found.other_ranks] == [
-        "rank 0: layers.0.1 wrote output"
-    ]
-    assert first_nan_lines(Blame(first_nan=found))[1].startswith("other rank: rank 0: layers.0.1")
+    said = "\n".join(first_nan_lines(Blame(first_nan=found)))
+    # What sums make of a NaN's bits is the processor's.
+    approved(re.sub(r"bits \S+", "bits BITS", said))
 
 
 def test_options_that_a_rank_refuses_at_the_start_are_a_skip_with_its_words(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, approved: Approved
 ) -> None:
     monkeypatch.setenv("FAKE_VLLM", "rank-refuses")
     result = run_case(job(tmp_path, fault=None))
     assert (result.verdict, result.cause) == (Verdict.SKIP, Code.REFUSED)
-    assert result.reason == "vLLM refuses these options: ValueError: no such cache"
+    approved(result.reason)
 
 
 def test_a_vllm_that_dies_before_its_recorders_told_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, approved: Approved
 ) -> None:
     monkeypatch.setenv("FAKE_VLLM", "rank-dies")
     result = run_case(recorded_job(job(tmp_path), Blame()))
     assert result.first_nan is not None, result.reason
     assert not result.first_nan.writer
-    assert result.first_nan.statement.startswith(
-        "rank 0, 1 ended before its recorder reported: vLLM's process ended with"
-    )
+    # Which of the ranks' last words come behind depends on the machine.
+    approved(result.first_nan.statement.partition(" with ")[0])
 
 
 @pytest.mark.parametrize(
-    ("how", "phase"),
-    [
-        ("start-hangs", "it had not started"),
-        pytest.param("ranks-hang", "while it was asked", marks=pytest.mark.nightly),
-    ],
+    "how", ["start-hangs", pytest.param("ranks-hang", marks=pytest.mark.nightly)]
 )
 def test_ranks_that_hang_are_ended_at_the_limit_and_their_last_lines_are_named(
-    how: str, phase: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, approved: Approved
 ) -> None:
     monkeypatch.setenv("FAKE_VLLM", how)
     monkeypatch.setenv("NCCL_NVLS_ENABLE", "1")
@@ -148,16 +143,10 @@ def test_ranks_that_hang_are_ended_at_the_limit_and_their_last_lines_are_named(
     monkeypatch.setenv("FAKE_PIDS", str(pids))
     end_limits_when(monkeypatch, child, lambda: len(list(pids.iterdir())) == 2)
     result = run_case(job(tmp_path, fault=None, timeout_seconds=250))
-    assert (
-        result.verdict is Verdict.CRASH
-        and f"vLLM hung: no end after 250 s, {phase}" in result.reason
-    )
-    for line in (
-        "Worker_TP0: vLLM is using nccl",
-        "Worker_TP1: building trtllm_mnnvl_comm",
-        "NCCL_NVLS_ENABLE=1 (0)",
-    ):
-        assert line in result.reason
+    (finding,) = result.findings
+    assert (result.verdict, finding.cause) == (Verdict.CRASH, Code.TIME_LIMIT)
+    # Either rank may print first.
+    approved(set(re.split(r"; (?:last lines: )?| \| ", result.reason)))
     hung = [int(path.name) for path in pids.iterdir()]
     assert len(hung) == 2
     for pid in hung:
@@ -165,79 +154,65 @@ def test_ranks_that_hang_are_ended_at_the_limit_and_their_last_lines_are_named(
 
 
 def test_a_start_that_hangs_is_ended_at_its_limit_with_the_rank_and_the_setting_in_the_message(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, approved: Approved
 ) -> None:
     log, subject = tmp_path / "vllm.log", case(timeout_seconds=3)
     end_limits_when(monkeypatch, child, lambda: log.exists() and log.read_text().count("\n") >= 2)
     settings = {**NO_MULTICAST, "VLLM_ALLREDUCE_USE_FLASHINFER": "1"}
-    with pytest.raises(KernelError) as raised:
+    with approved.raises(KernelError) as raised:
         process = ServingProcess(HANGING, subject.poison, settings)
         VllmTarget(subject).reply_of(process, tmp_path)
-    assert (
-        str(raised.value)
-        == "vLLM hung: no end after 3 s, it had not started; last lines: Worker_TP1: building"
-        " trtllm_mnnvl_comm | Worker_TP0: vLLM is using nccl; known to hang where NVLink"
-        " multicast does not come up (what avoids it): VLLM_ALLREDUCE_USE_FLASHINFER=1 (0)"
-    )
-    assert raised.value.cause is Code.TIME_LIMIT
+    assert raised.value.cause is Code.TIME_LIMIT and "no end after 3 s" in str(raised.value)
 
 
-def test_the_rank_that_was_silent_first_stands_in_front_and_one_without_a_line_is_counted() -> None:
+def test_the_rank_that_was_silent_first_stands_in_front_and_one_without_a_line_is_counted(
+    approved: Approved,
+) -> None:
     log = (
         "(Worker_TP1 pid=2) INFO 11-25 14:20:01 [a.py:1] reading\n(Worker_TP0 pid=1)"
         " waiting\n(Worker_TP1 pid=2) \n"
     )
-    assert (
-        waits_for(log, 2)
-        == "it had not started; last lines: Worker_TP1: reading | Worker_TP0: waiting"
-    )
-    assert "last lines: 1 of 3 ranks printed nothing | Worker_TP1" in waits_for(log, 3)
-    assert waits_for(f"{STARTED} 3 s\nasking\n", 1) == "while it was asked; last lines: asking"
+    approved([waits_for(log, 2), waits_for(log, 3), waits_for(f"{STARTED} 3 s\nasking\n", 1)])
 
 
-def test_variables_that_wait_for_multicast_are_named_for_several_ranks_alone() -> None:
+def test_variables_that_wait_for_multicast_are_named_for_several_ranks_alone(
+    approved: Approved,
+) -> None:
     ours = rank_environ(2, (), {})
     assert known_to_hang(2, ours) == known_to_hang(1, {}) == ""
     ours["VLLM_ALLREDUCE_USE_FLASHINFER"] = "1"
-    assert known_to_hang(2, ours).endswith(": VLLM_ALLREDUCE_USE_FLASHINFER=1 (0)")
+    approved(known_to_hang(2, ours))
 
 
 @pytest.mark.nightly
 def test_workers_that_do_not_answer_for_themselves_make_the_case_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, approved: Approved
 ) -> None:
     monkeypatch.setenv("FAKE_VLLM", "mute")
     result = run_case(job(tmp_path, fault=None))
     assert result.verdict is Verdict.ERROR
-    assert "workers did not report their state: RPC call timed out" in result.reason
+    approved(result.reason)
 
 
 @pytest.mark.parametrize(
-    ("params", "num_gpus", "words"),
+    ("params", "num_gpus"),
     [
-        ({}, 1, "needs 2 GPUs; this machine shows 1"),
-        (
-            {"tensor_parallel": 8, "canary": "moe"},
-            8,
-            "the 4 attention heads of canary-moe cannot be split over 8",
-        ),
-        (
-            {"tensor_parallel": 8, "canary": "hybrid"},
-            8,
-            "the 4 linear-attention heads of canary-hybrid",
-        ),
+        pytest.param({}, 1, id="too-few-gpus"),
+        pytest.param({"tensor_parallel": 8, "canary": "moe"}, 8, id="attention-heads"),
+        pytest.param({"tensor_parallel": 8, "canary": "hybrid"}, 8, id="linear-attention-heads"),
     ],
 )
 def test_what_cannot_be_split_here_is_skipped_with_that_reason(
     params: dict[str, Any],
     num_gpus: int,
-    words: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    approved: Approved,
 ) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: num_gpus)
     result = run_case(job(tmp_path, **params))
-    assert result.verdict is Verdict.SKIP and words in result.reason
+    assert result.verdict is Verdict.SKIP
+    approved(result.reason)
 
 
 def test_ranks_are_stated_to_vllm_and_one_gpu_is_served_as_before() -> None:
@@ -295,16 +270,18 @@ def test_the_earliest_step_is_first_whatever_the_rank() -> None:
     assert FirstNan.of_ranks([report(0, "a", 5), report(1, "z", 4)]).rank == 1
 
 
-def test_within_a_step_the_rank_is_first_that_saw_the_others_writer_only_later() -> None:
+def test_within_a_step_the_rank_is_first_that_saw_the_others_writer_only_later(
+    approved: Approved,
+) -> None:
     found = FirstNan.of_ranks(
         [report(0, "o_proj"), report(1, "attention", after=("mlp output", "o_proj output"))]
     )
     assert (found.rank, found.num_ranks) == (1, 2)
-    assert found.other_ranks[0].startswith("rank 0: o_proj wrote output")
+    approved([found.statement, *found.other_ranks])
     again = FirstNan.of_ranks(
         [report(0, "attention", after=("o_proj output",)), report(1, "o_proj")]
     )
-    assert again.rank == 0 and again.statement.startswith("rank 0: attention")
+    assert (again.rank, again.writer) == (0, "attention")
 
 
 def test_of_ranks_that_wrote_alike_the_lower_one_is_named_and_the_other_kept() -> None:
@@ -314,27 +291,22 @@ def test_of_ranks_that_wrote_alike_the_lower_one_is_named_and_the_other_kept() -
     )
 
 
-def test_a_rank_that_saw_nothing_is_told_beside_the_one_that_did() -> None:
+def test_a_rank_that_saw_nothing_is_told_beside_the_one_that_did(approved: Approved) -> None:
     found = FirstNan.of_ranks([FirstNan(rank=0), report(1, "attention")])
-    assert found.rank == 1 and found.other_ranks == ("rank 0: all watched live values were finite",)
+    assert found.rank == 1
+    approved(found.other_ranks)
     assert not FirstNan.of_ranks([FirstNan(rank=0), FirstNan(rank=1)]).writer
 
 
-def test_a_rank_without_a_recorder_is_an_error_and_one_that_died_is_told(tmp_path: Path) -> None:
+def test_a_rank_without_a_recorder_is_an_error_and_one_that_died_is_told(
+    tmp_path: Path, approved: Approved
+) -> None:
     (tmp_path / "first-nan-rank0.json").write_text(report(0, "attention").model_dump_json())
-    with pytest.raises(HarnessError, match="no recorder reported from rank 1"):
+    with approved.raises(HarnessError):
         first_nan_of_ranks(tmp_path, 2, "vLLM")
     found = first_nan_of_ranks(tmp_path, 2, "vLLM", "vLLM's process died (SIGABRT)")
-    assert found.statement.endswith(
-        "rank 1 ended before its recorder reported: vLLM's process died (SIGABRT)"
-    )
-    assert found.rank == 0 and found.statement.startswith("rank 0: ")
-
-
-@pytest.mark.parametrize("text", ["output@", "output:nan@one", "output@-1", "output@1@2"])
-def test_a_rank_that_is_none_is_refused(text: str) -> None:
-    with pytest.raises(InputError, match="MLA_HARNESS_POISON"):
-        parse_poison(text)
+    assert found.rank == 0
+    approved(found.statement)
 
 
 def test_a_rank_survives_the_settings_own_text() -> None:
@@ -343,23 +315,18 @@ def test_a_rank_survives_the_settings_own_text() -> None:
     assert parse_poison(poison.text()) == poison and poison.is_for(0) and not poison.is_for(1)
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ("poison_rank=2", "no rank of 2"),
-        ("tensor_parallel=3", "no power of two"),
-        ("decode_context_parallel=4", "does not divide tensor_parallel 2"),
-    ],
-)
-def test_a_rank_or_a_number_of_ranks_that_cannot_be_is_refused(change: str, words: str) -> None:
-    with pytest.raises(InputError, match=words):
-        changed(case(), change)
+def test_a_rank_or_a_number_of_ranks_that_cannot_be_is_refused(approved: Approved) -> None:
+    for change in ("poison_rank=2", "tensor_parallel=3", "decode_context_parallel=4"):
+        with approved.raises(InputError):
+            changed(case(), change)
 
 
-def test_a_fault_that_is_none_is_refused_by_the_plug_in(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_that_is_none_is_refused_by_the_plug_in(
+    monkeypatch: pytest.MonkeyPatch, approved: Approved
+) -> None:
     monkeypatch.setenv("MLA_HARNESS_FAULT", "vllm.router-int64")
     monkeypatch.setattr(plugin, "INSTALLED", {})
     # Afterwards no other test finds a vLLM that is imported.
     monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__="0.22.1"))
-    with pytest.raises(InputError, match=r"did you mean 'vllm\.router-int64-ids'"):
+    with approved.raises(InputError):
         plugin.activate()
