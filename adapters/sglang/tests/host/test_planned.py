@@ -16,6 +16,7 @@ from harness.judge.run_case import run_case
 from harness.scenario.expand import expand
 from harness.scenario.load import load_scenarios, shipped_directory
 from mla_harness_adapters import base, host_target
+from mla_harness_sglang.faults import PATCHES
 from mla_harness_sglang.params import SglangHostParams
 from mla_harness_sglang.target import SglangHostTarget
 from tests.transcripts import Approved
@@ -60,7 +61,8 @@ def test_a_fault_for_other_releases_is_a_skip_with_its_range(
     case = CASES["sglang-host-radix-cache[page_size=1]"]
     reason = SglangHostTarget.why_not(case, fault="sglang.freed-view-of-row")
     assert reason.cause == Code.NO_PATCH
-    assert "0.5.18" in reason.sentence and "0.5.24" in reason.sentence
+    patch = PATCHES["sglang.freed-view-of-row"][0]
+    assert patch.first in reason.sentence and patch.last in reason.sentence
 
 
 def test_flashmla_needs_its_page_size(approved: Approved) -> None:
