@@ -52,7 +52,8 @@ def text_of(site: Path, target: str) -> str:
 
 def test_each_fault_of_the_table_has_a_patch_and_a_release_out_of_range_is_refused() -> None:
     assert set(PATCHES) == {spec.name for spec in FAULTS if spec.name.startswith("sglang.")}
-    assert all(PATCHES.why_not(fault, "0.5.20") is None for fault in PATCHES)
+    # 0.5.18 has the code of each; 0.5.19 frees copies, which ends one of them.
+    assert all(PATCHES.why_not(fault, "0.5.18") is None for fault in PATCHES)
     newer = [PATCHES.why_not(fault, "0.5.99") for fault in PATCHES]
     assert all(why is not None and why.cause == Code.NO_PATCH for why in newer)
 
