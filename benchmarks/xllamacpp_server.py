@@ -50,7 +50,10 @@ def parsed(words: list[str]) -> argparse.Namespace:
 def params_of(given: argparse.Namespace) -> llama.CommonParams:
     params = llama.CommonParams()
     params.model.path = given.model
-    params.hostnames = [given.host]
+    if hasattr(params, "hostnames"):
+        params.hostnames = [given.host]
+    else:  # until 2026.8
+        params.hostname = given.host
     params.port = given.port
     params.n_gpu_layers = 0
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = given.threads
