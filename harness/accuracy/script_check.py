@@ -28,6 +28,7 @@ from harness.core.records import CaseResult, Verdict
 ORACLE = "sequences"
 SCENARIO = "serve-check"
 PROMPT_IN_TEXT = "vllm-project/vllm#48853"
+CACHE_IS_OFF = "no request looked a page up in the prefix cache: the server has it switched off"
 ALONE = "asked alone"
 """Where a finding is that needs no other request."""
 TOLERANCE = 0.3
@@ -96,9 +97,9 @@ class Judged:
 
     @property
     def reason(self) -> str:
-        if self.findings:
+        if count := len(self.findings):
             return (
-                f"{len(self.findings)} differences; first {self.findings[0].where}:"
+                f"{count} difference{'s' if count > 1 else ''}; first {self.findings[0].where}:"
                 f" {self.findings[0].message}"
             )
         if self.not_shown or not self.num_tokens:
@@ -235,9 +236,10 @@ class _Runner:
                 happened = {"slept": step.do == "sleep" and self.server.is_sleeping()}
             else:
                 happened = self._ask(step, requests, where)
-            self.judged.not_shown += [
-                f"{where}: {_WORDS[event]}" for event in step.proves if not happened[event]
-            ]
+            missed = [event for event in step.proves if not happened[event]]
+            self.judged.not_shown += [f"{where}: {_WORDS[event]}" for event in missed]
+            if "hits" in missed and self.judged.events.get("prefix_cache_queries") == 0:
+                self._note(CACHE_IS_OFF)
 
     def _ask_alone(self, requests: Sequence[StepRequest]) -> None:
         for server, weights in ((self.server, "own"), (self.other or self.server, "other")):

@@ -122,8 +122,12 @@ def serve_check(context: typer.Context, given: ServeCheckOptions) -> None:
     if not given.json:
         # First, because a full disk must not lose it.
         print(*map(printable, answer["lines"]), sep="\n")
-    store = _stored(result, request, given.root, time.monotonic() - started)
+    store = _created(result, request, given.root)
+    # Before its result: a run with results goes on with the code that it began with.
     store.note_source(run_and_report.source_under_test(given.commit, given.branch))
+    seconds = time.monotonic() - started
+    store.add(result.but(seconds=round(seconds, 3)))
+    store.add_seconds(seconds)
     write_reports(RunView(store))
     script = answer["found"].get("python", "")
     if script:
@@ -169,13 +173,10 @@ def _request(given: dict[str, Any]) -> ScriptCheck:
     )
 
 
-def _stored(result: CaseResult, request: ScriptCheck, root: Path, seconds: float) -> RunStore:
+def _created(result: CaseResult, request: ScriptCheck, root: Path) -> RunStore:
     given = request.model_dump(exclude_defaults=True) | {"script": request.script.name}
     named = {name: value for name, value in given.items() if name in ModelParams.model_fields}
     params = ModelParams(model=f"server:{given['url']}", task=request.script.name, **named)
     case = Case(id=result.id, scenario=SCENARIO, system="model", params=params, oracles=(ORACLE,))
     job = Job(key=result.key, case=case)
-    store = RunStore.create(root, [job], command=command_line(), options={SCENARIO: given})
-    store.add(result.but(seconds=round(seconds, 3)))
-    store.add_seconds(seconds)
-    return store
+    return RunStore.create(root, [job], command=command_line(), options={SCENARIO: given})

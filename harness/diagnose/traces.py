@@ -354,7 +354,7 @@ def trace_script(
 
 
 def _death(message: str) -> Finding:
-    return Finding(oracle="sequences", where="", message=message, cause=Code.DIED)
+    return Finding(oracle="sequences", where="the server", message=message, cause=Code.DIED)
 
 
 def _has_died(judged: Judged) -> bool:

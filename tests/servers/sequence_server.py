@@ -195,7 +195,8 @@ class Engine:
             if not self.refs[page]:
                 self.free.remove(page)
             self.refs[page] += 1
-        self.count["prefix_cache_queries"] += len(request.tokens)
+        if "no-prefix-cache" not in GIVEN:
+            self.count["prefix_cache_queries"] += len(request.tokens)
         self.count["prefix_cache_hits"] += len(hits) * PAGE
         kept = request.computed
         request.pages, request.computed = list(hits), len(hits) * PAGE
