@@ -299,7 +299,8 @@ def _limit_reasons(
             count = getattr(epoch, name)
             if limit is not None and count > limit * epoch.num_questions:
                 share = f"{count} of {epoch.num_questions:,} answers {words} (limit {limit:.1%})"
-                yield kind, f"epoch {epoch.epoch}: {share}"
+                why = next(iter(epoch.unanswered_reasons), "") if name == "unanswered" else ""
+                yield kind, f"epoch {epoch.epoch}: {share}" + (f": {why}" if why else "")
         if limits.accuracy is not None and epoch.accuracy < limits.accuracy:
             yield (
                 kind,

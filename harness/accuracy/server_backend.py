@@ -35,6 +35,8 @@ from harness.core.extras import httpx
 RETRIED_STATUS = (408, 429)
 REFUSED_KEY = (401, 403)
 HOPELESS_STATUS = (*REFUSED_KEY, 404, 405)
+MOST_OF_A_REFUSAL = 160
+"""The characters of a refusal that are kept of what a server says."""
 KEY_VARIABLE = "OPENAI_API_KEY"
 
 MOST_LOG_PROBABILITY = 0.01
@@ -253,7 +255,7 @@ class ServerBackend:
         if response.status_code != 200:
             # Only this question fails, for example a prompt beyond the model's length. A retry
             # would fail too.
-            return {"refused": f"HTTP {response.status_code}: {response.text[:120]}"}
+            return {"refused": f"HTTP {response.status_code}: {_words_of(response)}"}
         try:
             return object_of(response.content)
         except ValueError:
@@ -391,6 +393,16 @@ def _finite_logprob(value: Any) -> float | None:
     except ValueError:
         return None
     return found if math.isfinite(found) else None
+
+
+def _words_of(response: httpx.Response) -> str:
+    """The first of what a server says of an error: its message, if the reply has one."""
+    try:
+        error = object_of(response.content).get("error")
+    except ValueError:
+        error = None
+    message = error.get("message") if isinstance(error, dict) else None
+    return (message if isinstance(message, str) else response.text)[:MOST_OF_A_REFUSAL]
 
 
 def _seconds(header: str | None) -> float:

@@ -130,7 +130,12 @@ def epochs(context: typer.Context, given: EpochsOptions) -> None:
         if store is None:
             header = RunHeader.model_validate(ready["header"])
             store = create(
-                given.root, header, params, choose_baseline(header, given.baseline), command_line()
+                given.root,
+                header,
+                params,
+                choose_baseline(header, given.baseline),
+                command_line(),
+                named=str(given.baseline or ""),
             )
         store.note_source(run_and_report.source_under_test(given.commit, given.branch))
         store.note_environment(ready["environment"])

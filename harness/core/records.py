@@ -84,6 +84,11 @@ class BaselineUse(Record):
     interval: Interval
     num_shared: int
 
+    @property
+    def num_correct(self) -> int:
+        """How many of the shared questions it has right."""
+        return round(self.accuracy * self.num_shared)
+
 
 class AccuracyLimits(Record):
     """Limits that fail a run, whatever its accuracy. Shares of all questions; None is no limit."""

@@ -255,6 +255,8 @@ class EpochProgress(_Bar):
             self._console.print(
                 f"{description}: {total:,} questions, {note}{_speed(state)}", soft_wrap=True
             )
+            # The line above said how it ended.
+            self._line = f"{description}: ended"
 
 
 def _speed(state: dict[str, int]) -> str:

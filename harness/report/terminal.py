@@ -303,7 +303,10 @@ def accuracy_table(record: AccuracyRecord) -> Table:
     made = table(*numbers, "not usable", no_wrap=numbers, numbers=numbers)
     if use := record.baseline:
         made.add_row(
-            "baseline", f"of {use.num_shared:,}", f"{use.accuracy:.4f}", interval_text(use.interval)
+            "baseline",
+            f"{use.num_correct:,} of {use.num_shared:,}",
+            f"{use.accuracy:.4f}",
+            interval_text(use.interval),
         )
     for epoch in record.epochs[:SHOWN_EPOCHS]:
         made.add_row(*_row(epoch))

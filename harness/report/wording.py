@@ -185,7 +185,8 @@ def reproduce(result: CaseResult, options: dict[str, Any]) -> str:
     device.
     """
     if result.scenario in (EPOCHS, SERVE_CHECK) and result.scenario in options:
-        return _questions_command(result.scenario, options[result.scenario])
+        baseline = {"baseline": options.get("baseline")}
+        return _questions_command(result.scenario, options[result.scenario] | baseline)
     return reproduce_case(result.id, result.fault, options)
 
 

@@ -5,6 +5,7 @@ alone.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from pydantic import TypeAdapter
 
@@ -45,11 +46,17 @@ def choose_baseline(header: RunHeader, wanted: Path | None) -> Path | None:
 
 
 def create(
-    root: Path, header: RunHeader, questions: ModelParams, baseline: Path | None, command: str
+    root: Path,
+    header: RunHeader,
+    questions: ModelParams,
+    baseline: Path | None,
+    command: str,
+    named: str = "",
 ) -> RunStore:
     """Make the run directory.
 
-    It gets a copy of the baseline: a later change of it must not change the verdict.
+    It gets a copy of the baseline: a later change of it must not change the verdict. `named` is
+    what the user called it.
     """
     name = f"{SCENARIO}[task={header.task},model={header.model}]"
     oracles = ("accuracy", "repeats") if questions.repeat else ("accuracy",)
@@ -61,7 +68,10 @@ def create(
         oracles=oracles,
         seed=header.seed,
     )
-    options = {SCENARIO: questions.model_dump()}
+    options: dict[str, Any] = {SCENARIO: questions.model_dump()}
+    if named:
+        # Beside the questions, which a resumed run asks: its baseline is the copy.
+        options["baseline"] = named
     store = RunStore.create(root, [Job(key=name, case=case)], command=command, options=options)
     if baseline:
         (store.path / BASELINE_FOLDER).mkdir()

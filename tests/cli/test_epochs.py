@@ -107,6 +107,26 @@ def test_a_server_that_stumbles_is_asked_again_and_every_report_holds_the_epochs
     assert cli("report", "latest")[0] == 0 and (run / "report.html").exists()
 
 
+def test_a_run_that_the_server_refuses_says_why_in_the_servers_words(
+    cli: Cli, serve: Serve, data: Path, approved: Approved
+) -> None:
+    code, out, _ = cli(*words(serve({"4": ["400"]}), data, "--epochs", 1))
+    assert code == 1
+    approved(lines_with(out, "  accuracy:"))
+
+
+def test_a_loss_against_a_baseline_is_shown_with_its_numbers_and_repeated_with_it(
+    cli: Cli, serve: Serve, data: Path, tmp_path: Path, approved: Approved
+) -> None:
+    base = tmp_path / "base"
+    cli(*words(serve(), data, "--epochs", 1, "--least", 1))
+    assert cli("baseline", "update", "latest", "--dir", base)[0] == 0
+    worse = serve({str(n): ["always:wrong"] for n in range(10)})
+    code, out, _ = cli(*words(worse, data, "--epochs", 1, "--baseline", base))
+    assert code == 1
+    approved(lines_with(out, " baseline ", "again: mla-harness epochs"))
+
+
 @pytest.mark.nightly
 def test_what_stays_unanswered_is_counted_shown_and_fails_the_run(
     cli: Cli, serve: Serve, data: Path, tmp_path: Path, approved: Approved

@@ -89,6 +89,10 @@ def test_epochs_say_how_far_they_are_before_one_ends() -> None:
         live.update(state)
         log.wait_for("epoch 2 of 5: 12 of 1,319 questions, accuracy 0.7500, after 0 s\n")
         live.update({"repeats": 16})
+        live.update(state | {"answered": 1319, "tokens": 0, "seconds": 1})
+        log.wait_for("epoch 2 of 5: 1,319 questions, accuracy 0.0068")
+        log.wait_for("epoch 2 of 5: ended, after 0 s\n")
+        live.update({"repeats": 16})
         log.wait_for("asking 16 prompts twice, one at a time, after 0 s\n")
 
 

@@ -49,7 +49,7 @@ class Scripted(Handler):
         if deed == "drop":
             self.drop()
         elif deed.isdigit():
-            self.reply(int(deed), {"error": "scripted"})
+            self.reply(int(deed), {"error": {"message": "scripted"}})
         else:
             answer = 2 * int(number) + (deed == "wrong")
             text = "" if deed == "empty" else f" That is {answer}.\n#### {answer}"
