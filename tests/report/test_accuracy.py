@@ -128,6 +128,7 @@ def test_a_measurement_has_a_row_for_each_epoch_and_the_questions_that_differ(
     )
     assert "0.8389 to 1.0000" in text and "gsm_symbolic on canary-mla" in text
     assert text.count("20 questions that did not come out the same every time") == 1
+    assert text.count('data-h="right">20 of 20<') == 4, "three epochs and the baseline"
 
 
 def test_hostile_names_are_escaped_and_nothing_is_fetched(tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ def run_of(
         seconds=seconds,
         source=Source(commit=f"{number:040x}", branch=HOSTILE),
         folder="/nowhere",
+        command=f"mla-harness run --seed {number} {HOSTILE}",
         entries={one.key: one for one in entries},
         coverage=(Covered("mla_decode", (pairs, 100), (pairs, 200)),) if pairs else (),
     )
@@ -52,7 +53,8 @@ def test_a_step_of_accuracy_is_told_with_its_run_and_commit(tmp_path: Path) -> N
     assert re.search(r"Since run 20261113T010203Z-abcd \(commit 0000000\)", text)
     assert "is 0.6000, before it was 0.9500" in text
     assert text.count('class="dot marked"') == 1
-    assert HOSTILE not in text, "a branch's name is text"
+    assert HOSTILE not in text, "a branch's name and a command are text"
+    assert ">run --seed 19 " in text and "mla-harness run --seed" not in text
 
 
 def test_a_step_of_seconds_is_told_and_noise_is_not(tmp_path: Path) -> None:
