@@ -134,7 +134,8 @@ class JobPlanner:
         """The jobs that call the kernels of the plug-ins, and nothing else."""
         names = register_plugins(self.wanted, self._pool, self._plugins)
         cases = calls_alone(names, seed=self.wanted.seed, selectors=self.wanted.selectors)
-        return self.jobs_of(cases)
+        # A kernel of another op may have the same short name.
+        return [job for job in self.jobs_of(cases) if job.plugins]
 
     def in_short(self, cases: list[Case]) -> list[Case]:
         """`cases` without the long ones, if everything is asked for and nothing by name."""
