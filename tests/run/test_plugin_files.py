@@ -104,6 +104,14 @@ def test_each_file_is_described_by_itself_and_once() -> None:
     assert pool.asked == [(file,) for file in KERNELS_OF]
 
 
+def test_a_kernel_of_the_harness_with_the_same_short_name_is_not_judged() -> None:
+    # `mla_decode/tiled` is the harness's own.
+    pool = Describing(kernels={"/k/mine.py": ["quantize_blocks/tiled"]})
+    jobs = planner(pool, ["/k/mine.py"]).calls_alone()
+    assert {job.case.op for job in jobs} == {"quantize_blocks"}
+    assert {job.plugins for job in jobs} == {("/k/mine.py",)}
+
+
 def test_two_files_with_one_name_are_refused(approved: Approved) -> None:
     pool = Describing(kernels={"/a.py": ["mla_decode/mine"], "/b.py": ["mla_decode/mine"]})
     with approved.raises(InputError):
