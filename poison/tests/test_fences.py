@@ -20,6 +20,7 @@ print(ctypes.c_ubyte.from_address(tensor.data_ptr() + {offset}).value, flush=Tru
 """
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize(
     ("fence", "size", "offset", "code"),
     [

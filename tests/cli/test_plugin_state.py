@@ -136,6 +136,7 @@ def pids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[s
     return read
 
 
+@pytest.mark.nightly
 def test_what_plugins_leave_behind_reaches_no_other_case(
     cli: Cli, scenarios: Path, tmp_path: Path, pids: Callable[[], list[str]]
 ) -> None:

@@ -106,6 +106,7 @@ def test_a_poisoned_run_keeps_every_promise(params: dict[str, Any]) -> None:
     assert {oracle: judge(oracle, run) for oracle in oracles} == {oracle: [] for oracle in oracles}
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     "params",
     [

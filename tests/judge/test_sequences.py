@@ -34,6 +34,7 @@ def run(name, **changes):
     )
 
 
+@pytest.mark.first(20)
 @pytest.mark.parametrize("name", CASES)
 def test_each_case_passes_and_has_what_it_is_named_for(name):
     result = run(name, patterns="[nan]")

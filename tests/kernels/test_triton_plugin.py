@@ -23,6 +23,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+@pytest.mark.nightly
 def test_its_products_in_bfloat16_are_right_under_the_interpreter(
     cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:

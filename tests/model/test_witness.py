@@ -101,6 +101,7 @@ EXPERTS = {
 }
 
 
+@pytest.mark.first(4)
 @pytest.mark.parametrize("changes", VARIANTS.values(), ids=list(VARIANTS))
 @pytest.mark.parametrize("experts", [{}, EXPERTS], ids=["dense", "experts"])
 def test_logits_are_those_of_transformers(changes, experts, tmp_path):

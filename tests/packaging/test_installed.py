@@ -25,6 +25,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("name", ["shared", "vllm", "sglang", "flashinfer", "transformers"])
 def test_an_adapter_can_be_installed_alone_with_the_same_files(
     name: str, site: Path, tmp_path: Path
@@ -145,6 +146,7 @@ def test_poison_in_such_a_project_finds_its_bug_and_keeps_its_package(
     )
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     ("variable", "words"),
     [

@@ -103,6 +103,7 @@ def test_a_kernel_that_raises_is_a_crash_with_its_line(start: Start, approved: A
     approved(cases[0]["findings"][0]["at"])
 
 
+@pytest.mark.nightly
 def test_breakpoint_stops_in_the_kernel_and_leaving_it_ends_the_run(
     start: Start, approved: Approved
 ) -> None:
@@ -124,6 +125,7 @@ def test_ctrl_c_ends_a_kernel_that_hangs(start: Start) -> None:
     assert "interrupted; continue with" in err
 
 
+@pytest.mark.nightly
 def test_a_kernel_that_ends_its_process_ends_the_command(start: Start) -> None:
     process = start("os._exit(7)")
     process.communicate(timeout=HANG_SECONDS)

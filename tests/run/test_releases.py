@@ -30,6 +30,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+@pytest.mark.nightly
 def test_a_release_is_fetched_once_and_kept(index: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     folders = [folder_of(release, cache) for release in ("9.1", "9.2", "engine==1.0")]

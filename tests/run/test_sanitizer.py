@@ -158,6 +158,7 @@ def test_a_clean_batch_is_one_child_of_several_cases(
     assert len((tmp_path / "runs").read_text().split()) == 1
 
 
+@pytest.mark.nightly
 def test_each_case_of_a_batch_with_errors_gets_a_report_of_its_own(
     fake_tool: None, tmp_path: Path
 ) -> None:

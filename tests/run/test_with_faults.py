@@ -37,6 +37,7 @@ def _job(case: Case, fault: str | None) -> Job:
     return Job(key=f"{case.id}!{fault}" if fault else case.id, case=case, fault=fault)
 
 
+@pytest.mark.nightly
 def test_a_scenario_brings_its_faults_into_its_own_cases() -> None:
     found = controls(NAME)
     assert f"{NAME}[accuracy=gsm_symbolic]!kv.skip-zero-new-blocks" in found

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from harness.judge.run_case import why_not
 from harness.kernels.plugins import load_plugin
 from harness.scenario.load import load_scenarios, shipped_directory
@@ -11,6 +13,7 @@ from harness.scenario.override import KernelOverride
 from harness.scenario.selection import select
 
 
+@pytest.mark.nightly
 def test_the_example_of_the_documents_fits_a_hundred_and_fifty_cases() -> None:
     (spec,) = load_plugin(Path(__file__).parents[2] / "docs" / "examples" / "deepseek_decode.py")
     everything = load_scenarios(shipped_directory())

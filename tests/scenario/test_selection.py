@@ -172,6 +172,7 @@ def test_the_start_of_a_name_is_answered_with_the_names_that_begin_so(approved: 
         names("warm")
 
 
+@pytest.mark.nightly
 def test_a_gpu_runs_all_cells_of_the_matrix_only_where_they_are_asked_for() -> None:
     matrix = [scenario for scenario in LISTED if scenario.name.startswith("kernel-matrix-")]
 

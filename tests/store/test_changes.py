@@ -23,6 +23,7 @@ def test_a_loss_of_four_percent_is_marked_at_its_run(seed: int) -> None:
     assert any(abs(place - 18) <= 1 for place in places)
 
 
+@pytest.mark.nightly
 def test_noise_alone_is_marked_in_few_series() -> None:
     marked = sum(bool(change_points(series(seed, 0.0), 0.0)) for seed in range(200))
     assert 0 < marked <= 20, "at least one: else the search could see nothing at all"

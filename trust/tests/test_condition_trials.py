@@ -129,6 +129,7 @@ def test_a_seed_draws_allowed_pairs_and_triples_in_turn() -> None:
     assert not any(SPACES["mla_decode"].why_not(trial.combination) for trial in one)
 
 
+@pytest.mark.nightly
 def test_the_command_counts_by_pairs_and_triples_and_lists_what_is_missed(cli: Cli) -> None:
     code, told, _ = cli(
         "mutants", "decode-lengths", "--conditions", 6, "--seed", 3, "-n", 1, "--json"

@@ -14,6 +14,7 @@ Cli = Callable[..., tuple[int, str, str]]
 HOW = ("-n", "1")
 
 
+@pytest.mark.nightly
 def test_draws_on_right_kernels_have_no_finding(cli: Cli, approved: Approved) -> None:
     code, told, _ = cli("selftest", "--controls", 8, "--seed", 4, *HOW)
     assert code == 0

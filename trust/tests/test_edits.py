@@ -46,6 +46,7 @@ def test_a_wrong_edit_is_caught_without_memory_to_blame_and_a_right_one_passes()
     assert tried(EDITS["largest-by-max"], [SMALL], to_the_end=True) == ("", "", "")
 
 
+@pytest.mark.nightly
 def test_a_wrong_count_is_caught_beside_a_kernel_that_marks_no_row() -> None:
     """A kernel that gives rows without keys an lse of -inf hides the count."""
     wrong = EDITS["all-prompts-have-context"]
@@ -70,6 +71,7 @@ def test_an_edit_that_decides_as_before_in_random_schedules_is_equivalent() -> N
     assert changes_no_schedule(same) and word(same, "", "") == "equivalent"
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("name", ["page-in-part-behind-the-window", "drafts-verified-in-part"])
 def test_an_edit_that_changes_a_schedule_is_not_equivalent(name: str) -> None:
     assert word(EDITS[name], "", "") == "not caught"

@@ -40,6 +40,7 @@ def tried(*trials: Trial) -> Iterator[Any]:
     )
 
 
+@pytest.mark.nightly
 def test_each_kind_is_caught_in_decodes_of_layers_that_have_it() -> None:
     plain = [kind for kind in KINDS if kind in kinds_for(DECODES)]
     trials = [Trial("engine", DECODES, kind, False) for kind in plain]

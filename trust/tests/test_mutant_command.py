@@ -98,6 +98,7 @@ def test_the_report_of_a_run_says_where_its_mutants_are(store: RunStore) -> None
     assert RunView(store).headline == ("Mutants were tried: mutants.jsonl has them", "pass")
 
 
+@pytest.mark.nightly
 def test_the_page_gives_the_reason_of_a_survivor_and_names_reasons_that_are_no_longer_needed(
     store: RunStore, tmp_path: Path, approved: Approved
 ) -> None:
@@ -141,6 +142,7 @@ def test_the_page_gives_the_reason_of_a_survivor_and_names_reasons_that_are_no_l
     approved(done.stderr)
 
 
+@pytest.mark.nightly
 def test_an_interrupt_leaves_a_run_that_goes_on(tmp_path: Path) -> None:
     command = [
         sys.executable,

@@ -102,6 +102,7 @@ def test_text_guards_and_what_the_harness_adds_are_left_alone(body: str) -> None
     assert changes(body) == {}
 
 
+@pytest.mark.nightly
 def test_the_mutants_of_the_real_code_have_different_names_and_compile() -> None:
     known = trials.all_mutants()
     assert len({mutant.name for mutant in known}) == len(known) > 1500
@@ -152,6 +153,7 @@ def test_each_reason_names_a_mutant_of_the_code_as_it_is() -> None:
     ] == []
 
 
+@pytest.mark.nightly
 def test_a_seed_draws_the_same_mutants_again_and_another_seed_others() -> None:
     assert trials.drawn(50, 1) == trials.drawn(50, 1) != trials.drawn(50, 2)
 
@@ -204,6 +206,7 @@ def test_a_mutant_is_killed_by_the_oracle_that_sees_it() -> None:
     assert [not_reached.status, elsewhere.status] == ["not reached"] * 2
 
 
+@pytest.mark.nightly
 def test_the_same_mutants_give_the_same_table_and_the_code_of_this_process_stays_as_it_is() -> None:
     some = [one for one in trials.all_mutants() if one.file == "ops/write_kv/kernels/by_slot.py"][
         ::4
@@ -223,6 +226,7 @@ def test_an_error_that_the_engine_raises_is_a_crash() -> None:
     assert result.status == "killed", result
 
 
+@pytest.mark.nightly
 def test_a_mutant_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trials, "MORE_SECONDS", 0.5)
     monkeypatch.setattr(trials, "TIMES", 1.0)
@@ -233,6 +237,7 @@ def test_a_mutant_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -
     assert result.status == "killed" and result.by in ("crash", "conserved")
 
 
+@pytest.mark.nightly
 def test_a_change_that_no_output_shows_is_not_exercised() -> None:
     # These cases have no window, so there are no blocks to evict.
     same = mutant("engine/schedule/scheduler.py", "Scheduler._evict", "if self.window -> if False")
@@ -309,6 +314,7 @@ next(trials)
 """
 
 
+@pytest.mark.nightly
 def test_a_trial_ends_with_the_process_that_would_read_its_result(tmp_path: Path) -> None:
     path = os.pathsep.join(map(str, (ROOT, ROOT / "poison")))
     with subprocess.Popen(
@@ -393,6 +399,7 @@ def test_a_kill_by_policy_is_told_only_if_no_other_case_sees_the_change(
     assert result.case == ("b" if by == "reference" else "a")
 
 
+@pytest.mark.nightly
 def test_each_kernel_and_each_wider_choice_of_the_engine_is_drawn_often_enough() -> None:
     drawn = equivalence.drawn_ids()
     assert len(set(map(repr, drawn))) == len(drawn)

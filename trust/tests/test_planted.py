@@ -67,6 +67,7 @@ def test_a_right_top_k_may_choose_any_of_equals_also_where_all_scores_are_masked
     assert not list(failures(cases_of(one, ["reject-topk", "limits-topk", "select-topk"])))
 
 
+@pytest.mark.nightly
 def test_a_blame_says_when_the_rows_are_wrong_whatever_the_memory_holds() -> None:
     """The scale of padding stands beside a live row, and other live rows have each other's."""
     one = next(one for one in all_planted("public") if one.name == "scales-viewed-for-transposed")
@@ -100,6 +101,7 @@ def without_a_trace(job: Job) -> CaseResult:
     return run_case(job)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("function", [next_page_ahead, no_page_ahead])
 def test_an_entry_looked_up_behind_a_full_table_faults_though_nothing_uses_it(
     function: Any,

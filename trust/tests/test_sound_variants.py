@@ -76,6 +76,7 @@ def test_the_id_of_a_control_alone_makes_it_again() -> None:
     assert KernelOverride.named("sound-65").short_name == "sound-65"
 
 
+@pytest.mark.nightly
 def test_variants_pass() -> None:
     # The cases are drawn here: a variant is registered when it is drawn, and a test leaves no
     # kernel behind.

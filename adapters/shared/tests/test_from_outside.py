@@ -103,6 +103,7 @@ def test_an_engine_brings_an_oracle_as_module_and_function(tmp_path: Path) -> No
     assert "out is 0" in found["nonzero[lengths=none]"][1]
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize(
     "tables",
     [
@@ -141,6 +142,7 @@ def test_tables_that_do_not_load_break_no_list(
     approved(broken)
 
 
+@pytest.mark.nightly
 def test_a_broken_engine_is_a_line_in_doctor_and_a_skip_of_its_cases(
     tmp_path: Path, approved: Approved
 ) -> None:
@@ -199,6 +201,7 @@ def test_a_checkout_that_is_not_installed_finds_its_adapters(tmp_path: Path) -> 
     assert Path(file).is_relative_to(ROOT / "adapters" / "vllm")
 
 
+@pytest.mark.nightly
 def test_an_adapter_that_is_installed_beside_its_copy_in_the_harness_loads_once(
     tmp_path: Path,
 ) -> None:

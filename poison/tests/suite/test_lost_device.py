@@ -40,6 +40,7 @@ def suite(pytester: pytest.Pytester) -> pytest.Pytester:
     return pytester
 
 
+@pytest.mark.nightly
 def test_a_fault_under_poison_is_not_tried_again_in_the_same_process(
     suite: pytest.Pytester,
 ) -> None:

@@ -29,6 +29,7 @@ def test_plugin_is_registered_once_however_it_is_asked_for(
     assert str(done.stdout).count("@pytest.mark.poison_ok(reason)") == 1
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(
     not (EXAMPLE.is_dir() and POISON.joinpath("pyproject.toml").is_file()),
     reason="the examples are not part of an installed harness",

@@ -184,6 +184,7 @@ def test_each_way_to_assert_is_seen(suite: pytest.Pytester) -> None:
     done.stdout.fnmatch_lines(["6 tests under nan: *, 6 found on uninitialised memory"])
 
 
+@pytest.mark.nightly
 def test_two_poisons_tell_what_no_sentinel_shows(suite: pytest.Pytester) -> None:
     write(
         suite,
@@ -208,6 +209,7 @@ def test_two_poisons_tell_what_no_sentinel_shows(suite: pytest.Pytester) -> None
     )
 
 
+@pytest.mark.nightly
 def test_a_default_device_that_a_suite_sets_is_not_the_harness_s(suite: pytest.Pytester) -> None:
     write(
         suite,
@@ -409,6 +411,7 @@ def test_no_function_of_torch_is_replaced_and_modes_of_the_suite_stay_on_the_sta
     done.stdout.fnmatch_lines(["FAILED*::test_behind_a_mode*"])
 
 
+@pytest.mark.nightly
 def test_a_test_that_fails_only_while_it_is_watched_passes_with_a_note(
     suite: pytest.Pytester,
 ) -> None:
@@ -428,6 +431,7 @@ def test_a_test_that_fails_only_while_it_is_watched_passes_with_a_note(
     )
 
 
+@pytest.mark.nightly
 def test_a_failure_is_acquitted_only_after_zeros_and_two_plain_runs(suite: pytest.Pytester) -> None:
     write(
         suite,

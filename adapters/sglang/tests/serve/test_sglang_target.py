@@ -375,6 +375,7 @@ def test_the_survey_is_small_compiles_no_backend_and_captures_few_sizes(
         assert params.graph != "full" or len(options["cuda_graph_bs_decode"]) <= 3
 
 
+@pytest.mark.nightly
 def test_the_plain_script_runs_without_the_project_and_asserts(
     tmp_path: Path, approved: Approved
 ) -> None:

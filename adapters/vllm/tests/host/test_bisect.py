@@ -158,6 +158,7 @@ def test_a_finding_is_told_once_and_every_reason_not_to_judge_is_told(approved: 
     approved(reasons(columns))
 
 
+@pytest.mark.first(2)
 def test_bad_input_is_refused_in_one_line_before_anything_runs(
     capsys: pytest.CaptureFixture[str], approved: Approved
 ) -> None:

@@ -120,6 +120,7 @@ def test_the_last_bit_counts_without_a_tolerance(serve: Callable[..., str]) -> N
     assert judged(serve(), "lengths", tolerance=0.0).verdict == "pass"
 
 
+@pytest.mark.nightly
 def test_a_reload_that_keeps_half_is_caught_by_a_server_that_was_started_with_the_weights(
     serve: Callable[..., str], approved: Approved
 ) -> None:
@@ -133,6 +134,7 @@ def test_a_reload_that_keeps_half_is_caught_by_a_server_that_was_started_with_th
     assert found.verdict == "fail" and found.findings[0].where == "step 4 (with other weights)"
 
 
+@pytest.mark.nightly
 def test_without_such_a_server_answers_with_other_weights_are_not_compared(
     serve: Callable[..., str], approved: Approved
 ) -> None:

@@ -79,12 +79,14 @@ def test_poison_and_fault_reach_every_worker_process(tmp_path: Path) -> None:
     assert len({one["process"] for one in told}) == 2
 
 
+@pytest.mark.nightly
 def test_without_the_fault_both_ranks_pass_under_the_same_poison(tmp_path: Path) -> None:
     result = run_case(job(tmp_path, fault=None))
     assert (result.verdict, result.reason) == (Verdict.PASS, "")
     assert [one["fault"] for one in ranks(tmp_path)] == ["", ""]
 
 
+@pytest.mark.nightly
 def test_a_worker_that_lacks_the_fault_makes_the_case_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, approved: Approved
 ) -> None:
@@ -119,6 +121,7 @@ def test_options_that_a_rank_refuses_at_the_start_are_a_skip_with_its_words(
     approved(result.reason)
 
 
+@pytest.mark.nightly
 def test_a_vllm_that_dies_before_its_recorders_told_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, approved: Approved
 ) -> None:

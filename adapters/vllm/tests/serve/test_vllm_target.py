@@ -147,6 +147,7 @@ def drafting() -> Case:
     return subject.model_copy(update={"oracles": ("answers", "acceptance")})
 
 
+@pytest.mark.nightly
 def test_every_draft_of_a_module_that_knows_the_answers_is_accepted(
     tmp_path: Path, approved: Approved
 ) -> None:
@@ -424,6 +425,7 @@ def test_a_release_that_cannot_be_forked_is_imported_anew(
     approved(lines_with(capsys.readouterr().err, "importing initialized CUDA"))
 
 
+@pytest.mark.nightly
 def test_a_module_that_touches_cuda_is_left_to_the_forks(
     tmp_path: Path, approved: Approved
 ) -> None:
@@ -445,6 +447,7 @@ def test_a_module_that_touches_cuda_is_left_to_the_forks(
     approved(lines_with(done.stderr, "probing"))
 
 
+@pytest.mark.nightly
 def test_the_fork_server_registers_the_models_of_the_canaries(
     tmp_path: Path, approved: Approved
 ) -> None:
