@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Sequence
+from itertools import chain
 
 from harness.core.cases import Case
-from harness.scenario.expand import MATRICES
 from harness.scenario.load import load_scenarios, shipped_directory
 from harness.scenario.override import KernelOverride
 from harness.scenario.schema import Scenario
@@ -16,6 +16,10 @@ KERNEL = "kernel"
 """The system of cases that call one kernel."""
 
 
+FOLDERS = ("conditions", "kernels")
+"""The folders of such scenarios: reading all others takes half of a second."""
+
+
 @functools.cache
 def scenarios_of_calls() -> tuple[Scenario, ...]:
     """The harness's own scenarios of such cases, read once, without the kernel matrix.
@@ -23,8 +27,10 @@ def scenarios_of_calls() -> tuple[Scenario, ...]:
     They name no kernel of a user.
     """
     # Their files are checked by the tests of the harness.
-    found = load_scenarios(shipped_directory(), whole=lambda name: False)
-    return tuple(one for one in found if one.system == KERNEL and MATRICES.isdisjoint(one.tags))
+    found = [
+        load_scenarios(shipped_directory() / folder, whole=lambda name: False) for folder in FOLDERS
+    ]
+    return tuple(one for one in chain(*found) if one.system == KERNEL)
 
 
 def calls_alone(kernels: Iterable[str], *, seed: int, selectors: Sequence[str] = ()) -> list[Case]:

@@ -79,7 +79,7 @@ def load_scenarios(
             found = load_scenario(path, whole)
             if found.name == only:
                 return [found]
-    if folder.resolve() != shipped_directory().resolve():
+    if not folder.resolve().is_relative_to(shipped_directory().resolve()):
         # A user's files are checked whole each time. Those of the harness are checked by its tests.
         whole = _every
     origin: dict[str, Path] = {}
