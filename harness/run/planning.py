@@ -132,10 +132,11 @@ class JobPlanner:
 
     def calls_alone(self) -> list[Job]:
         """The jobs that call the kernels of the plug-ins, and nothing else."""
-        names = register_plugins(self.wanted, self._pool, self._plugins)
+        register_plugins(self.wanted, self._pool, self._plugins)
+        # With the op: a kernel of another one may have the same short name.
+        names = [f"{one['op']}/{one['short_name']}" for one in self._plugins.describe()]
         cases = calls_alone(names, seed=self.wanted.seed, selectors=self.wanted.selectors)
-        # A kernel of another op may have the same short name.
-        return [job for job in self.jobs_of(cases) if job.plugins]
+        return self.jobs_of(cases)
 
     def in_short(self, cases: list[Case]) -> list[Case]:
         """`cases` without the long ones, if everything is asked for and nothing by name."""

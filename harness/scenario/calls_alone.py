@@ -14,8 +14,6 @@ from harness.scenario.selection import is_drawn, select, with_each
 
 KERNEL = "kernel"
 """The system of cases that call one kernel."""
-
-
 FOLDERS = ("conditions", "kernels")
 """The folders of such scenarios: reading all others takes half of a second."""
 
@@ -36,8 +34,9 @@ def scenarios_of_calls() -> tuple[Scenario, ...]:
 def calls_alone(kernels: Iterable[str], *, seed: int, selectors: Sequence[str] = ()) -> list[Case]:
     """The calls of registered kernels, the plain ones first: what fails there needs no rare call.
 
-    None for a kernel of an op that is called with others only. Raises InputError for a selector
-    that names none of them, and if a kernel's shapes fit none.
+    `kernels` are names such as `mla_decode/mine`. A kernel of an op that is called with others only
+    has none. Raises InputError for a selector that names none of them, and if a kernel's shapes fit
+    none.
     """
     judged = [name for name in kernels if _scenarios(KernelOverride.named(name))]
     if not judged:
