@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 from unittest import mock
+
+from sglang.srt.mem_cache.radix_cache import RadixCache
 
 from mla_harness_adapters.releases import accepted
 from mla_harness_sglang.releases import TREE_FACTORY, TREES
@@ -18,7 +19,7 @@ def tree_of(
     is_sparse: bool = False,
     has_states: bool = False,
 ) -> Any:
-    """Ask SGLang's factory, as its scheduler does. Releases without one make the tree themselves.
+    """Ask SGLang's factory, as its scheduler does; before 0.5.13 there is none.
 
     `cache` is a `CacheInitParams`. A hierarchical tree backs pages up to the host. `is_sparse` and
     `has_states` say of the model that it has an indexer, and recurrent layers.
@@ -27,7 +28,7 @@ def tree_of(
     if not TREE_FACTORY.of(trees):
         if is_hierarchical:
             return trees.HiRadixCache(params=cache, server_args=server_arguments)
-        return importlib.import_module("sglang.srt.mem_cache.radix_cache").RadixCache(cache)
+        return RadixCache(cache)
     context = trees.TreeCacheBuildContext
     said = {
         "server_args": server_arguments,
