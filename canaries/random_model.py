@@ -74,9 +74,9 @@ _COMMON = {
     "pad_token_id": 1,
     "tie_word_embeddings": False,
 }
-_EACH_LAYER = {"moe_layer_freq": 1, "scoring_func": "softmax"}
+_EXPERTS = {"moe_layer_freq": 1, "scoring_func": "softmax"}
 """SGLang reads them, and published checkpoints have them; transformers does not write them."""
-_ROUTING = {"topk_method": "noaux_tc"} | _EACH_LAYER | {"scoring_func": "sigmoid"}
+_ROUTING = _EXPERTS | {"topk_method": "noaux_tc", "scoring_func": "sigmoid"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class Architecture:
 
 ARCHITECTURES = {
     "deepseek_v2": Architecture(
-        _COMMON | _MLA | _MOE | {"q_lora_rank": None, "topk_method": "greedy"}, _EACH_LAYER
+        _COMMON | _MLA | _MOE | {"q_lora_rank": None, "topk_method": "greedy"}, _EXPERTS
     ),
     "deepseek_v32": Architecture(_COMMON | _MLA | _MOE | _INDEX, _ROUTING),
     "glm_moe_dsa": Architecture(
