@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
-pytest.importorskip("yaml")
 from benchmarks import real_engine_record as record
 from harness.core.cases import Case, Job
 from harness.core.records import CaseResult, FaultResult, Finding, Verdict
