@@ -19,11 +19,12 @@ class Channel:
         """Send a message. Raises OSError if the other end is gone."""
         self._connection.sendall(_LENGTH.pack(len(message)) + message)
 
-    def receive(self) -> bytes | None:
+    def receive(self, seconds: float | None = None) -> bytes | None:
         """The next message; None if the other end is gone, or sends no message.
 
-        Raises TimeoutError after the time limit of the connection.
+        Raises TimeoutError if nothing comes for `seconds`.
         """
+        self._connection.settimeout(seconds)
         head = self._exactly(_LENGTH.size)
         if head is None:
             return None

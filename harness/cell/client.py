@@ -30,6 +30,7 @@ from harness.cell.server import DIED
 from harness.core.cases import CellOf
 from harness.core.catalog import KERNELS
 from harness.core.cause_codes import Code
+from harness.core.crash_stack import user_frame
 from harness.core.errors import (
     BrokenPlugin,
     HarnessError,
@@ -48,6 +49,8 @@ from harness.kernels.outputs import BadOutput, wrong_count
 from harness.kernels.plugins import kernel
 
 LOG_BYTES = 6_000
+STACK_SECONDS = 2.0
+"""How long a process that is late gets to print where it is."""
 MOST_RETURNED = 1 << 31
 """Bytes of outputs that are read back."""
 
@@ -126,14 +129,17 @@ class Loaded(Record):
 class CellDied(Exception):
     """The process of a cell ended. `how` is its signal or exit code.
 
-    `says_all_is_well`: its exit code is 0.
+    `says_all_is_well`: its exit code is 0. `is_late`: it was killed, as it gave no answer in time.
     """
 
-    def __init__(self, how: str, log: str, says_all_is_well: bool) -> None:
+    def __init__(
+        self, how: str, log: str, *, says_all_is_well: bool = False, is_late: bool = False
+    ) -> None:
         super().__init__(how)
         self.how = how
         self.log = log
         self.says_all_is_well = says_all_is_well
+        self.is_late = is_late
 
 
 class Cell:
@@ -141,7 +147,9 @@ class Cell:
 
     def __init__(self, where: CellOf, path: str) -> None:
         self._server = where.server
-        self._load = Load(path, where.device, _tags(), where.name, where.words)
+        self._load = Load(path, where.device, _tags(), where.seconds, where.name, where.words)
+        self.seconds = where.seconds
+        """How long one call may take."""
         self._channel: Channel | None = None
         self.walls: tuple[str, ...] = ()
         self.conduct_of_import: tuple[Seen, ...] = ()
@@ -187,7 +195,9 @@ class Cell:
             # Pickle goes to the cell alone. What comes back is JSON, because a kernel may have
             # written it.
             self._channel.send(pickle.dumps(request))
-            reply = self._channel.receive()
+            reply = self._channel.receive(request.seconds + STACK_SECONDS)
+        except TimeoutError:
+            raise self._lateness(request.seconds) from None
         except OSError:
             reply = None
         if reply is None:
@@ -200,10 +210,18 @@ class Cell:
         is_told = len(found) == DIED.size
         code = DIED.unpack(found)[0] if is_told else 0
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        size = os.fstat(self._log).st_size
-        log = os.pread(self._log, LOG_BYTES, max(0, size - LOG_BYTES)).decode("utf-8", "replace")
+        log = self._end_of_log()
         self.close()
-        return CellDied(how, log, is_told and code == 0)
+        return CellDied(how, log, says_all_is_well=is_told and code == 0)
+
+    def _lateness(self, seconds: float) -> CellDied:
+        log = self._end_of_log()
+        self.close()
+        return CellDied(f"no answer within {seconds:g} s", log, is_late=True)
+
+    def _end_of_log(self) -> str:
+        size = os.fstat(self._log).st_size
+        return os.pread(self._log, LOG_BYTES, max(0, size - LOG_BYTES)).decode("utf-8", "replace")
 
     @property
     def arena_file(self) -> int:
@@ -271,6 +289,8 @@ class RemoteKernel:
         try:
             return self._called(spec, poison, args, kwargs)
         except CellDied as death:
+            if death.is_late:
+                raise self._late(spec, death) from HarnessError(death.log)
             message = f"{spec.name} ended its process: {death.how}"
             cause = Code.CHEATS if death.says_all_is_well else Code.DIED
             error = KernelError(message, cause=cause, error=death.how, kernel=spec.name)
@@ -327,6 +347,7 @@ class RemoteKernel:
             fence=FENCE.get(),
             output_sites=tuple(output.site for output in spec.outputs if output.shape),
             room=start,
+            seconds=self.cell.seconds * (1 + repeats),
             repeats=repeats,
         )
         answer = self.cell.call(request)
@@ -372,6 +393,14 @@ class RemoteKernel:
             raise BadOutput(spec, "a tensor without content")
         return tensor
 
+    def _late(self, spec: KernelSpec, death: CellDied) -> KernelError:
+        return KernelError(
+            f"{spec.name} gave {death.how}",
+            cause=Code.TIME_LIMIT,
+            kernel=spec.name,
+            at=user_frame(death.log, [self.cell.path]),
+        )
+
     def _error(self, spec: KernelSpec, raised: Raised) -> Exception:
         if raised.is_spent:
             # The next call starts a new process.
@@ -415,6 +444,8 @@ def load_in_cell(where: CellOf, path: str) -> tuple[KernelSpec, ...]:
     path = str(Path(path).resolve())
     key = (where.server, path, where.device, where.name)
     if key in _cells:
+        # The calls of another case may have to compile the kernel first.
+        _cells[key].seconds = where.seconds
         return tuple(spec for spec in KERNELS if spec.origin == path)
     cell = Cell(where, path)
     try:
@@ -435,7 +466,8 @@ def _kernels_of(cell: Cell) -> tuple[Declared, ...]:
     try:
         loaded = cell.load()
     except CellDied as death:
-        raise InputError(f"{path}: its import ended the process: {death.how}") from death
+        ended = "its import gave" if death.is_late else "its import ended the process:"
+        raise InputError(f"{path}: {ended} {death.how}; it must import cleanly") from death
     except ValidationError as error:
         raise InputError(f"{path}: its import writes into the judge's connection") from error
     if loaded.failed is not None:

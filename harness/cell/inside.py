@@ -8,6 +8,7 @@ which here just notes what the kernel declares, and the exception of a kernel th
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import importlib.util
 import inspect
 import io
@@ -68,7 +69,7 @@ class ToldOutput(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Load a file. `tags` are the sites of poison with their numbers.
+    """Load a file, within `seconds`. `tags` are the sites of poison with their numbers.
 
     With `name`, the function of this name is the kernel, decorated or not, and `words` are added to
     those of its decorator.
@@ -77,13 +78,15 @@ class Load:
     path: str
     device: str
     tags: Mapping[str, int]
+    seconds: float
     name: str = ""
     words: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Call the kernel `number` of the file. Arguments are values, or notes of tensors.
+    """Call the kernel `number` of the file, within `seconds`. Arguments are values, or notes of
+    tensors.
 
     `output_sites` are the sites of the outputs; `room` is where outputs may lie in the arena. With
     `repeats`, so many further calls follow, each with another first element of the first tensor.
@@ -96,6 +99,7 @@ class Call:
     fence: Fence
     output_sites: tuple[str, ...]
     room: int
+    seconds: float
     repeats: int = 0
 
 
@@ -173,6 +177,8 @@ def serve(channel: Channel, arena_file: int, hidden: Path) -> None:
     cell: _Cell | None = None
     while (message := channel.receive()) is not None:
         request = _Requests(io.BytesIO(message)).load()
+        # The judge ends a process that is late. Where it was stands in the log by then.
+        faulthandler.dump_traceback_later(request.seconds, file=2)
         if isinstance(request, Load):
             torch_poison.sites.register(request.tags)
             with watch.on():
@@ -182,6 +188,7 @@ def serve(channel: Channel, arena_file: int, hidden: Path) -> None:
         else:
             assert cell is not None
             answer = cell.call(request)
+        faulthandler.cancel_dump_traceback_later()
         channel.send(json.dumps(answer).encode("utf-8", "replace"))
 
 

@@ -15,7 +15,6 @@ from rich.console import Console
 from harness.cli import run_and_report
 from harness.cli.option_records import MakingRuns, with_options
 from harness.cli.output import console, print_json
-from harness.core.cause_codes import Code
 from harness.core.errors import InputError
 from harness.core.records import Verdict
 from harness.diagnose.run_jobs import exit_code
@@ -99,12 +98,7 @@ def _late(store: RunStore) -> set[str]:
     A slow machine is no false alarm.
     """
     on_sound = {job.key for job in store.plan.jobs if job.case.uses_sound_variant}
-    ended = (
-        result
-        for result in store.results()
-        if any(f.cause == Code.TIME_LIMIT for f in result.findings)
-    )
-    return on_sound & {result.key for result in ended}
+    return on_sound & {result.key for result in store.results() if result.has_hung}
 
 
 def _code(store: RunStore) -> int:

@@ -63,7 +63,13 @@ PerGpu = Annotated[
     ),
 ]
 Timeout = Annotated[
-    float, typer.Option("--timeout", metavar="SECONDS", min=0.1, help="Time limit of one case.")
+    float,
+    typer.Option(
+        "--timeout",
+        metavar="SECONDS",
+        min=0.1,
+        help="Time limit of one case; ten times as much under TRITON_INTERPRET=1.",
+    ),
 ]
 Scenarios = Annotated[
     Path | None,

@@ -188,6 +188,8 @@ class CellOf(Record):
     device: str = "cpu"
     name: str = ""
     words: dict[str, JsonValue] = Field(default_factory=dict)
+    seconds: float = 60.0
+    """How long one call may take."""
 
 
 class MeasureSpeed(Record):

@@ -359,6 +359,11 @@ class CaseResult(Record):
         """Whether the case failed or crashed, with a finding that says why."""
         return self.verdict in FAILED and bool(self.findings)
 
+    @property
+    def has_hung(self) -> bool:
+        """Whether a time limit ended it."""
+        return any(finding.cause == Code.TIME_LIMIT for finding in self.findings)
+
 
 class Blame(Record):
     """Which memory was to blame for a failure, and how that was found."""

@@ -43,7 +43,8 @@ class RepeatedCrashes:
         # Another kernel of the case crashed, such as a reference or an engine's.
         if kernel not in _kernels_of(job):
             return
-        kind = (kernel, crash.at, crash.cause, crash.error)
+        # A loop without end is caught at any of its lines.
+        kind = (kernel, "" if result.has_hung else crash.at, crash.cause, crash.error)
         self._seen[kind] += 1
         if self._seen[kind] < MOST_ALIKE:
             return

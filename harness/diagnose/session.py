@@ -62,7 +62,7 @@ class Session:
         """
         left = self._left
         # A trial of a hanging case would hang as well.
-        quick = [(job, result) for job, result in failures if result.seconds < job.timeout_seconds]
+        quick = [(job, result) for job, result in failures if not result.has_hung]
         # A trial of a serving engine lasts half a minute. Only `selftest` spends that time; here it
         # is recorded once.
         served = [(job, result) for job, result in quick if job.case.kind.serves][: left.num_served]

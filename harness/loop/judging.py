@@ -25,6 +25,7 @@ from harness.core.kernels import KernelSpec
 from harness.core.ops import OPS
 from harness.core.records import BAD, FAILED, CaseResult, Verdict
 from harness.diagnose.run_jobs import MOST_CAUSES, MOST_FAILURES, kind_of
+from harness.memory.triton_interpreter import time_limit
 from harness.run.cell_server import CellServer
 from harness.scenario.calls_alone import calls_alone
 from harness.store.coverage import coverages
@@ -78,9 +79,16 @@ class KernelVerdict:
 class Judge:
     """Judges kernels, and keeps what several verdicts need. Close it to end its processes."""
 
-    def __init__(self, *, device: str = "cpu", seed: int | None = None) -> None:
-        """Start the server of cells. Without a `seed`, the inputs are drawn by one of its own."""
+    def __init__(
+        self, *, device: str = "cpu", seed: int | None = None, call_seconds: float = 60.0
+    ) -> None:
+        """Start the server of cells. Without a `seed`, the inputs are drawn by one of its own.
+
+        A call of a kernel may take `call_seconds`, and ten times as much under Triton's
+        interpreter.
+        """
         self._device = device
+        self._call_seconds = time_limit(call_seconds)
         # One for all verdicts, as cases are drawn once. Each kernel has a new process, and no seed.
         self._seed = seed if seed is not None else 1 + secrets.randbelow(2**31 - 1)
         self._server = CellServer()
@@ -120,7 +128,13 @@ class Judge:
         self._server.wait_until_ready()
         given = {key: list(one) if isinstance(one, tuple) else one for key, one in promises.items()}
         words = {"op": op, "name": NAME, **given}
-        where = CellOf(server=self._server.path, device=self._device, name=name, words=words)
+        where = CellOf(
+            server=self._server.path,
+            device=self._device,
+            name=name,
+            words=words,
+            seconds=self._call_seconds,
+        )
         results: list[CaseResult] = []
         jobs: dict[str, Job] = {}
         causes: dict[tuple[str, str, str], list[tuple[CaseResult, Case]]] = {}
@@ -137,7 +151,10 @@ class Judge:
                 # The first is the most telling one. The others of a call mostly follow from it.
                 for finding in result.findings[:1]:
                     causes.setdefault(kind_of(finding), []).append((result, case))
-                is_late = seconds is not None and time.monotonic() - started > seconds
+                # A kernel that hung once would take its limit for each further call.
+                is_late = result.has_hung or (
+                    seconds is not None and time.monotonic() - started > seconds
+                )
                 num_failed = sum(one.verdict in FAILED for one in results)
                 if is_late or len(causes) == MOST_CAUSES or num_failed == MOST_FAILURES:
                     is_complete = False

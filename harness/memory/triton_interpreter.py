@@ -25,6 +25,10 @@ from harness.core.cause_codes import Code, WhyNot
 
 REPAIRED_VERSIONS = ("3.7.1",)
 """The versions of Triton that this repair was tested with."""
+SLOWDOWN = 10
+"""How many times its time limit a case gets under the interpreter, which runs programs in Python: a
+right kernel needs minutes for 8,192 tokens.
+"""
 
 
 def unavailable(device: str) -> WhyNot | None:
@@ -61,6 +65,11 @@ def interpreter_is_on() -> bool:
         "on",
         "y",
     )
+
+
+def time_limit(seconds: float) -> float:
+    """The time limit of a case that has `seconds` where kernels are compiled."""
+    return seconds * SLOWDOWN if interpreter_is_on() else seconds
 
 
 def _unknown_version() -> WhyNot | None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from harness.core.cases import Job
-from harness.core.cause_codes import Code
 from harness.core.records import CaseResult, Verdict
 
 
@@ -37,7 +36,7 @@ class Compiling:
         # Also after a time limit: the kernels that did not compile are given up below, not tried
         # again.
         self._compiled |= kernels
-        if not kernels or not any(finding.cause == Code.TIME_LIMIT for finding in result.findings):
+        if not kernels or not result.has_hung:
             return []
         names = ", ".join(sorted(kernels))
         seconds = job.timeout_seconds

@@ -17,6 +17,7 @@ from harness.core.errors import InputError
 from harness.core.files import with_tuples
 from harness.core.kernels import KernelSpec
 from harness.core.shapes import Shapes
+from harness.memory.triton_interpreter import time_limit
 from harness.run.environment import DEVICES
 from harness.run.plugin_files import PluginFiles
 from harness.scenario.calls_alone import calls_alone
@@ -30,6 +31,10 @@ from harness.scenario.variant import changed
 
 if TYPE_CHECKING:
     from harness.run.pool import JobPool
+
+
+LATER_THAN_CELL = 30.0
+"""Seconds that the judge of an untrusted kernel gets beside the time of one call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,23 +184,26 @@ class JobPlanner:
     def job_of(self, case: Case, fault: str | None = None) -> Job:
         device = self._device_of(case)
         # Measurements of accuracy take long by design and bring a limit of their own.
-        limit = case.params.own_timeout or self.wanted.timeout_seconds
+        limit = case.params.own_timeout or time_limit(self.wanted.timeout_seconds)
+        # A compiler's time is not the case's: a limit that fits the case would end it.
+        limit += sum(case.compile_seconds().values())
         files = self._plugins.of_case(case)
+        cell = self.wanted.cell if files else None
         return Job(
             key=f"{case.id}!{fault}" if fault else case.id,
             case=on_device(case, device),
             fault=fault,
             device=device,
             plugins=files,
-            cell=self.wanted.cell if files else None,
+            cell=cell and cell.but(seconds=limit),
             # On CUDA a process takes seconds to start.
             # Foreign code may change its process, so each case gets a new one where that is cheap.
             ends_worker=bool(files)
             and self.wanted.cell is None
             and device == "cpu"
             and self._plugins.are_cheap(files),
-            # A compiler's time is not the case's: a limit that fits the case would end it.
-            timeout_seconds=limit + sum(case.compile_seconds().values()),
+            # The cell ends a call that hangs, and tells where, before the worker would be killed.
+            timeout_seconds=limit + (LATER_THAN_CELL if cell else 0),
         )
 
     def control_jobs(self, num_draws: int) -> list[Job]:

@@ -172,6 +172,21 @@ def test_a_kernel_that_died_is_started_again_for_the_next_call(load: Loader) -> 
     assert call(spec)[0].shape == (4, 32)
 
 
+def test_a_call_that_does_not_end_is_ended_and_told_with_its_line(load: Loader) -> None:
+    load.where = load.where.but(seconds=0.3)
+    spec = load("\n    while bool(x.isnan().any()): pass" + RIGHT)
+    with pytest.raises(KernelError, match=r"no answer within 0.3 s") as late:
+        call(spec, torch.full((4, 32), float("nan"), dtype=torch.bfloat16))
+    assert late.value.cause == Code.TIME_LIMIT and "in mine: while" in late.value.at
+    assert call(spec)[0].shape == (4, 32)
+
+
+def test_an_import_that_does_not_end_is_refused(load: Loader, approved: Approved) -> None:
+    load.where = load.where.but(seconds=0.3)
+    with approved.raises(InputError):
+        load(RIGHT, HEAD.replace("calls = []", "while True: pass"))
+
+
 def test_an_answer_that_the_kernel_writes_itself_is_no_result(load: Loader) -> None:
     body = (
         "\n    for file in range(3, 64):"

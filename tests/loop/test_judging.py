@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from harness.core.catalog import KERNELS
+from harness.core.cause_codes import Code
 from harness.core.errors import InputError
 from harness.diagnose.run_jobs import MOST_CAUSES, MOST_FAILURES
 from harness.loop.judging import Judge
@@ -42,6 +43,10 @@ def doubled(prefix_out, prefix_lse, suffix_out, suffix_lse, *, num_tokens_with_c
 
 def broken(prefix_out, prefix_lse, suffix_out, suffix_lse, *, num_tokens_with_context=None):
     return prefix_out.not_there
+
+def hangs(prefix_out, prefix_lse, suffix_out, suffix_lse, *, num_tokens_with_context=None):
+    while True:
+        pass
 """
 OP = "merge_attn_states"
 
@@ -78,6 +83,13 @@ def test_a_wrong_kernel_is_judged_by_eight_failures(judge: Judge, file: Path) ->
 def test_a_kernel_that_raises_is_a_crash(judge: Judge, file: Path) -> None:
     verdict = judge.judge(f"{file}:broken", OP)
     assert verdict.verdict == "crash" and "not_there" in verdict.causes[0].message
+
+
+def test_a_kernel_that_hangs_is_judged_by_one_call(file: Path) -> None:
+    with Judge(seed=3, call_seconds=0.5) as judge:
+        verdict = judge.judge(f"{file}:hangs", OP)
+    assert (verdict.verdict, verdict.num_judged, verdict.is_complete) == ("crash", 1, False)
+    assert verdict.causes[0].cause == Code.TIME_LIMIT
 
 
 def test_verdicts_leave_no_kernel_and_no_file_open(judge: Judge, file: Path) -> None:

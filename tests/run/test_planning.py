@@ -39,6 +39,13 @@ def test_a_kernel_that_was_judged_on_a_gpu_is_repeated_on_one() -> None:
     assert wanted.reproduction()["device"] == "cuda"
 
 
+def test_a_call_under_triton_s_interpreter_gets_ten_times_the_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert seconds("tiled") == 200.0
+
+
 def test_a_kernel_that_is_not_registered_has_the_limit_of_the_run() -> None:
     assert seconds("somebody-elses") == 20.0
 
