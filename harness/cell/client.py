@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 from torch import Tensor
 from torch_poison import sites
 from torch_poison.patterns import FILLED, Poison
 
 from harness.cell import arena, walls
+from harness.cell.answers import CallAnswer, Declared, Loaded, Output, Raised, Seen
 from harness.cell.arena import Note
 from harness.cell.channel import Channel
 from harness.cell.fence import FENCE
@@ -42,88 +43,21 @@ from harness.core.errors import (
 )
 from harness.core.kernels import KernelSpec
 from harness.core.ops import OPS
-from harness.core.params import Record
 from harness.kernels import adapters
 from harness.kernels.conduct import CONDUCT, Conduct
 from harness.kernels.outputs import BadOutput, wrong_count
 from harness.kernels.plugins import kernel
 
 LOG_BYTES = 6_000
-STACK_SECONDS = 2.0
-"""How long a process that is late gets to print where it is."""
+IMPORT_SECONDS = 600.0
+"""How long a file may take to import. It may compile its kernels then."""
+STACK_SECONDS = 30.0
+"""How long a process that is late gets to end itself.
+
+Only one whose kernel has stopped its watch takes so long.
+"""
 MOST_RETURNED = 1 << 31
 """Bytes of outputs that are read back."""
-
-
-class Output(Record):
-    """An output, as the cell tells it: content at `start` of the arena, or a `problem`.
-
-    `is_cheat`: it is an object that decides itself what torch computes with it.
-    """
-
-    problem: str = ""
-    is_cheat: bool = False
-    dtype: str = ""
-    shape: tuple[int, ...] = ()
-    device: str = ""
-    start: int = -1
-
-
-class Raised(Record):
-    """An exception of the kernel's own code."""
-
-    type: str
-    words: str
-    line: int = 0
-    at: str = ""
-    is_refusal: bool = False
-    is_import: bool = False
-    is_of_judge: bool = False
-    """The import was of the judge's code."""
-    is_spent: bool = False
-    """The device failed for good in this process."""
-    stack: str = ""
-
-
-class Seen(Record):
-    """What a kernel did, see :class:`harness.kernels.conduct.Conduct`."""
-
-    what: str
-    is_proof: bool
-    site: str = ""
-
-
-class CallAnswer(Record):
-    """What a cell answers to a call."""
-
-    outputs: tuple[Output, ...] = ()
-    is_several: bool = False
-    filled: dict[str, int] = Field(default_factory=dict)
-    conduct: tuple[Seen, ...] = ()
-    written: dict[int, tuple[int, tuple[tuple[int, int], ...]]] = Field(default_factory=dict)
-    """Number of an argument in a large pool -> where it lies now, and the parts of its storage."""
-    raised: Raised | None = None
-    no_room: str = ""
-    """Why the inputs do not fit into the memory of the device."""
-
-
-class Declared(Record):
-    """A kernel of a file: the words of its decorator, and the function."""
-
-    words: dict[str, Any]
-    num_positional: int
-    function: str
-    doc: str = ""
-    signature: tuple[tuple[str, str, bool], ...]
-
-
-class Loaded(Record):
-    """What a cell answers to a file."""
-
-    kernels: tuple[Declared, ...] = ()
-    functions: tuple[str, ...] = ()
-    failed: Raised | None = None
-    conduct: tuple[Seen, ...] = ()
 
 
 class CellDied(Exception):
@@ -147,7 +81,7 @@ class Cell:
 
     def __init__(self, where: CellOf, path: str) -> None:
         self._server = where.server
-        self._load = Load(path, where.device, _tags(), where.seconds, where.name, where.words)
+        self._load = Load(path, where.device, _tags(), IMPORT_SECONDS, where.name, where.words)
         self.seconds = where.seconds
         """How long one call may take."""
         self._channel: Channel | None = None
@@ -191,17 +125,18 @@ class Cell:
 
     def _ask(self, request: Load | Call) -> bytes:
         assert self._channel is not None
+        started = time.monotonic()
         try:
             # Pickle goes to the cell alone. What comes back is JSON, because a kernel may have
             # written it.
             self._channel.send(pickle.dumps(request))
             reply = self._channel.receive(request.seconds + STACK_SECONDS)
-        except TimeoutError:
-            raise self._lateness(request.seconds) from None
         except OSError:
+            # Also a TimeoutError.
             reply = None
         if reply is None:
-            raise self._death()
+            is_late = time.monotonic() - started >= request.seconds
+            raise self._lateness(request.seconds) if is_late else self._death()
         return reply
 
     def _death(self) -> CellDied:

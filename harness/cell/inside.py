@@ -56,7 +56,7 @@ MOST_OUTPUT_BYTES = 1 << 31
 class ToldOutput(TypedDict, total=False):
     """An output as JSON: content at `start` of the arena, -1 without content, or a `problem`.
 
-    The judge reads it as :class:`harness.cell.client.Output`.
+    The judge reads it as :class:`harness.cell.answers.Output`.
     """
 
     problem: str
@@ -177,8 +177,8 @@ def serve(channel: Channel, arena_file: int, hidden: Path) -> None:
     cell: _Cell | None = None
     while (message := channel.receive()) is not None:
         request = _Requests(io.BytesIO(message)).load()
-        # The judge ends a process that is late. Where it was stands in the log by then.
-        faulthandler.dump_traceback_later(request.seconds, file=2)
+        # A process that is late writes to the log where it is, and ends.
+        faulthandler.dump_traceback_later(request.seconds, exit=True, file=2)
         if isinstance(request, Load):
             torch_poison.sites.register(request.tags)
             with watch.on():

@@ -17,7 +17,6 @@ from harness.core.errors import InputError
 from harness.core.files import with_tuples
 from harness.core.kernels import KernelSpec
 from harness.core.shapes import Shapes
-from harness.memory.triton_interpreter import time_limit
 from harness.run.environment import DEVICES
 from harness.run.plugin_files import PluginFiles
 from harness.scenario.calls_alone import calls_alone
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from harness.run.pool import JobPool
 
 
-LATER_THAN_CELL = 30.0
+LATER_THAN_CELL = 60.0
 """Seconds that the judge of an untrusted kernel gets beside the time of one call."""
 
 
@@ -182,6 +181,9 @@ class JobPlanner:
         return [self.job_of(case, fault) for case in cases]
 
     def job_of(self, case: Case, fault: str | None = None) -> Job:
+        # Its folder has torch, which this process does not import.
+        from harness.memory.triton_interpreter import time_limit
+
         device = self._device_of(case)
         # Measurements of accuracy take long by design and bring a limit of their own.
         limit = case.params.own_timeout or time_limit(self.wanted.timeout_seconds)

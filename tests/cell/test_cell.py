@@ -11,6 +11,7 @@ import torch
 from torch_poison.patterns import Poison
 
 import harness
+from harness.cell import client
 from harness.cell.client import load_in_cell, unload
 from harness.core.cases import CellOf
 from harness.core.catalog import SITES
@@ -173,16 +174,20 @@ def test_a_kernel_that_died_is_started_again_for_the_next_call(load: Loader) -> 
 
 
 def test_a_call_that_does_not_end_is_ended_and_told_with_its_line(load: Loader) -> None:
-    load.where = load.where.but(seconds=0.3)
     spec = load("\n    while bool(x.isnan().any()): pass" + RIGHT)
+    cell = spec.impl.cell  # type: ignore[union-attr]
+    limit, cell.seconds = cell.seconds, 0.3
     with pytest.raises(KernelError, match=r"no answer within 0.3 s") as late:
         call(spec, torch.full((4, 32), float("nan"), dtype=torch.bfloat16))
     assert late.value.cause == Code.TIME_LIMIT and "in mine: while" in late.value.at
+    cell.seconds = limit
     assert call(spec)[0].shape == (4, 32)
 
 
-def test_an_import_that_does_not_end_is_refused(load: Loader, approved: Approved) -> None:
-    load.where = load.where.but(seconds=0.3)
+def test_an_import_that_does_not_end_is_refused(
+    load: Loader, approved: Approved, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "IMPORT_SECONDS", 0.3)
     with approved.raises(InputError):
         load(RIGHT, HEAD.replace("calls = []", "while True: pass"))
 
