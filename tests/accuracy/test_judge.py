@@ -117,6 +117,7 @@ def test_what_was_asked_for_by_number_is_shown_whatever_the_tests_can_see(
     assert flips.verdict is Verdict.PASS and flips.judgement.smallest_drop == 0.25
 
 
+@pytest.mark.nightly
 def test_an_epoch_that_loses_answers_is_seen_by_the_run_that_says_so(stored_run: MakeRun) -> None:
     """The smallest drop that a passing run names makes the run fail, if it happens in the last
     epoch.

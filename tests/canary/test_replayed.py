@@ -234,6 +234,7 @@ def test_a_token_of_the_future_is_a_finding(v32: Engine, approved: Approved) -> 
     approved(v32.judge(found).findings[0].message)
 
 
+@pytest.mark.nightly
 def test_with_a_decision_that_was_not_recorded_none_is_replayed(
     v32: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,7 +30,7 @@ def _marks(name: str, damage: str) -> tuple[pytest.MarkDecorator, ...]:
     return () if is_by_day else (pytest.mark.nightly,)
 
 
-@pytest.mark.first(6)
+@pytest.mark.first(2)
 @pytest.mark.parametrize(
     ("name", "damage"),
     [

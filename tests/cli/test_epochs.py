@@ -82,6 +82,7 @@ def answers(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
+@pytest.mark.nightly
 def test_a_server_that_stumbles_is_asked_again_and_every_report_holds_the_epochs(
     cli: Cli, serve: Serve, data: Path, tmp_path: Path, approved: Approved
 ) -> None:
@@ -203,6 +204,7 @@ def test_a_run_killed_in_an_epoch_is_reported_and_resumed_and_counts_no_question
     assert json.loads((run / "summary.json").read_text())["totals"]["pass"] == 1
 
 
+@pytest.mark.nightly
 def test_ctrl_c_keeps_the_answers_writes_reports_and_says_how_to_go_on(
     serve: Serve, data: Path, tmp_path: Path, approved: Approved
 ) -> None:

@@ -127,6 +127,7 @@ def test_crashes_at_other_lines_or_for_other_causes_are_not_alike(
     assert code == 1 and "6 crash in " in out
 
 
+@pytest.mark.nightly
 def test_failures_that_are_accepted_are_compared_with_all_crashes(
     cli: Cli, many: Path, kernels: Callable[..., list[object]], tmp_path: Path, approved: Approved
 ) -> None:

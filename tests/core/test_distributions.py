@@ -7,6 +7,8 @@ import sys
 import tarfile
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 FOLDERS = (
     "harness",
@@ -33,6 +35,7 @@ FILES = {
 }
 
 
+@pytest.mark.nightly
 def test_an_sdist_has_each_file_of_the_checkout_that_tests_and_commands_read(
     tmp_path: Path,
 ) -> None:

@@ -59,6 +59,7 @@ def harness(core: dict[str, str], cwd: Path, *words: str) -> subprocess.Complete
     return subprocess.run(command, cwd=cwd, env=core, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.nightly
 def test_a_run_with_the_core_alone_is_green_and_skips_accuracy_with_the_reason(
     core: dict[str, str], tmp_path: Path, approved: Approved
 ) -> None:

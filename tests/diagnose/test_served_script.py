@@ -51,6 +51,7 @@ def fake_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_VLLM", "wrong")
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("fake_vllm")
 def test_a_served_case_becomes_a_script_of_the_options_that_fail_and_the_plain_ones(
     approved: Approved,

@@ -223,6 +223,7 @@ def test_a_grammar_and_an_adapter_of_another_request_are_found_and_shown_by_a_sc
     approved(done.stdout)
 
 
+@pytest.mark.nightly
 def test_a_draw_keeps_to_the_length_of_the_model(start_server: Callable[..., str]) -> None:
     found = found_by(start_server(START, "short"), fuzz=4)
     assert (found["verdict"], found["not_shown"]) == ("pass", [])

@@ -94,6 +94,7 @@ def with_command(folder: Path) -> dict[str, str]:
     return {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
 
 
+@pytest.mark.nightly
 def test_the_shards_of_the_page_are_merged_in_a_repository(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "ci.md").read_text()
     (block,) = re.findall(r"```console\n(\$ mla-harness run --shard .*?)```", page, re.DOTALL)

@@ -61,8 +61,9 @@ def answers(make_engine: MakeEngine, **params: Any) -> tuple[list[list[int]], in
     return tokens, notes_of(made).answers.num_steps
 
 
-@pytest.mark.parametrize("layers", [("mla", "mla"), ("window", "mla"), ("sparse", "mla")])
+@pytest.mark.first(2)
 @pytest.mark.parametrize("graph", ["none", "full"])
+@pytest.mark.parametrize("layers", [("mla", "mla"), ("window", "mla"), ("sparse", "mla")])
 def test_drafts_change_how_long_it_takes_and_nothing_else(
     make_engine: MakeEngine, layers: tuple[str, ...], graph: str
 ) -> None:

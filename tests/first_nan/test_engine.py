@@ -39,6 +39,7 @@ def writer(fault: str, put_back: bool = True) -> FirstNan:
     return found
 
 
+@pytest.mark.first(4)
 @pytest.mark.parametrize(
     "fault",
     [

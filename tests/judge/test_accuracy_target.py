@@ -66,6 +66,7 @@ def small_case(name: str) -> Case:
     return next(case for case in expand(SCENARIOS[name]) if case.system == "accuracy")
 
 
+@pytest.mark.nightly
 def test_an_epoch_cut_short_is_continued_and_no_question_is_asked_twice(tmp_path: Path) -> None:
     case = small("mrv2-capture", "aime_shaped", limit=4, epochs=2)
     whole = run(case, directory=tmp_path / "whole")

@@ -129,6 +129,7 @@ CAUGHT = [
 ]
 
 
+@pytest.mark.first(12)
 @pytest.mark.parametrize(("name", "oracle", "params", "sites", "site"), CAUGHT)
 def test_a_fault_is_caught_while_it_is_applied_and_only_then(
     name: str, oracle: str, params: dict[str, Any], sites: set[str], site: str | None
@@ -196,6 +197,7 @@ SILENT = [
 ]
 
 
+@pytest.mark.first(12)
 @pytest.mark.parametrize(("name", "oracle", "params", "sites"), SILENT)
 def test_a_fault_stays_silent_where_it_cannot_show(
     name: str, oracle: str, params: dict[str, Any], sites: set[str]

@@ -93,6 +93,7 @@ FEATURES = [
 ]
 
 
+@pytest.mark.first(5)
 @pytest.mark.parametrize("params", FEATURES, ids=str)
 def test_a_feature_gives_the_dense_models_answers_whatever_memory_holds(
     params: dict[str, Any],

@@ -68,6 +68,7 @@ def findings(params: dict[str, Any], seed: int = 5) -> dict[str, set[str | None]
     }
 
 
+@pytest.mark.first(5)
 @pytest.mark.parametrize(("fault", "params", "site"), CAUGHT, ids=[fault for fault, _, _ in CAUGHT])
 def test_each_bug_shows_with_its_site_and_the_engine_without_it_is_silent(fault, params, site):
     assert findings(params) == {"landed": set(), "ordered": set()}

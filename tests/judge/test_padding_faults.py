@@ -63,6 +63,7 @@ CAUGHT = [
 ]
 
 
+@pytest.mark.first(8)
 @pytest.mark.parametrize(("name", "oracle", "params", "sites", "site"), CAUGHT)
 def test_a_fault_is_caught_while_it_is_applied_and_only_then(
     name: str, oracle: str, params: dict[str, Any], sites: set[str], site: str | None

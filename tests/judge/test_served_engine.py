@@ -58,6 +58,7 @@ def logits_in_memory() -> int:
     return sum(one.shape[-1] == width for one in tensors)
 
 
+@pytest.mark.nightly
 def test_logits_do_not_pile_up_in_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = open_engine(str(CANARY), concurrency=2)
     before = logits_in_memory()

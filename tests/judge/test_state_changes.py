@@ -49,6 +49,7 @@ def pairs_shown_by(names: list[str]) -> set[tuple[str, str]]:
     return {(point["first"], point["then"]) for point in map(SPACE.decoded, points)}
 
 
+@pytest.mark.first(10)
 @pytest.mark.parametrize(
     "name",
     [
@@ -102,6 +103,7 @@ def test_a_case_without_its_change_is_skipped_and_no_pass():
     assert (result.verdict, result.reason) == (Verdict.SKIP, "never happened: move_experts")
 
 
+@pytest.mark.first(6)
 @pytest.mark.parametrize(
     ("fault", "oracle", "params"),
     [

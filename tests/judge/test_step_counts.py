@@ -181,6 +181,7 @@ def test_an_engine_that_refuses_a_request_or_lacks_a_field_has_crashed(
     assert result.verdict is Verdict.CRASH and "no attribute 'pool'" in result.reason
 
 
+@pytest.mark.nightly
 def test_a_conversation_over_a_reload_is_judged_beside_a_cold_engine_with_its_very_prompt() -> None:
     planner = JobPlanner(Wanted(device="cpu"), InProcessPool())
     for job in planner.jobs_of(draws(447, 912)):

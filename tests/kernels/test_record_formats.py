@@ -202,8 +202,9 @@ def test_the_torch_writer_stores_what_the_reference_decodes_and_the_reader_what_
     torch.testing.assert_close(out[[0, 66]].double(), decoded[1][:2], rtol=1e-6, atol=0)
 
 
-@pytest.mark.parametrize("layers", [1, 3])
+@pytest.mark.first(8)
 @pytest.mark.parametrize("kv", NAMES)
+@pytest.mark.parametrize("layers", [1, 3])
 def test_writers_and_readers_are_right_at_the_edges_of_pages(
     judge: Judge, kv: str, layers: int
 ) -> None:

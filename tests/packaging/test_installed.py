@@ -25,7 +25,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.first(2)
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["shared", "vllm", "sglang", "flashinfer", "transformers"])
 def test_an_adapter_can_be_installed_alone_with_the_same_files(
     name: str, site: Path, tmp_path: Path

@@ -128,9 +128,10 @@ def test_menu_and_tables_of_a_phone_show_all_without_scrolling_sideways(
     )
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [400, 1280])
+@pytest.mark.first(8)
 @pytest.mark.parametrize("name", ["failing", "green", "compared", "versions"])
+@pytest.mark.parametrize("width", [400, 1280])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_each_page_fits_and_axe_finds_nothing(
     browser: Browser, pages: dict[str, Path], name: str, width: int, scheme: str
 ) -> None:

@@ -251,10 +251,11 @@ VIEWS = (
 )
 
 
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.first(5)
 @pytest.mark.parametrize(
     "view", VIEWS, ids=["overview", "failure", "passed", "hostile", "measured"]
 )
+@pytest.mark.parametrize("width", WIDTHS)
 def test_nothing_is_wider_than_the_window(opened: Open, width: int, view: str) -> None:
     tab = opened(viewport={"width": width, "height": 800})
     tab.evaluate("id => { location.hash = encodeURIComponent(id) }", view)
@@ -274,10 +275,11 @@ def test_nothing_is_wider_than_the_window(opened: Open, width: int, view: str) -
     assert outside == []
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.first(5)
 @pytest.mark.parametrize(
     "view", VIEWS, ids=["overview", "failure", "passed", "hostile", "measured"]
 )
+@pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_no_violation_of_wcag_aa(opened: Open, scheme: str, view: str) -> None:
     axe = pytest.importorskip(
         "axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed"

@@ -24,6 +24,7 @@ def test_a_run_that_was_disturbed_has_every_result_once(kind: str) -> None:
     assert all(trial.in_history == trial.planned > 20 for trial in found)
 
 
+@pytest.mark.nightly
 def test_a_killed_parent_loses_nothing() -> None:
     (found,) = trials(["parent"], seed=1, longest=5.0)
     assert found.is_good and found.planned > 20

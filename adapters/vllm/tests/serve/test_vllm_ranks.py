@@ -70,6 +70,7 @@ def ranks(tmp_path: Path) -> list[dict[str, Any]]:
     return told
 
 
+@pytest.mark.nightly
 def test_poison_and_fault_reach_every_worker_process(tmp_path: Path) -> None:
     result = run_case(job(tmp_path))
     assert (result.verdict, result.findings[0].oracle) == (Verdict.FAIL, "answers"), result.reason
