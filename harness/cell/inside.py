@@ -16,6 +16,7 @@ import json
 import linecache
 import os
 import pickle
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping
@@ -175,10 +176,13 @@ def serve(channel: Channel, arena_file: int, hidden: Path) -> None:
     watch = Watch(str(hidden))
     _stand_in(decorated, watch)
     cell: _Cell | None = None
+    # A process that is late writes to the log where it is, and then does what the system does at
+    # this signal: it ends. The signal stops the thread whose stack is read; a thread that looked at
+    # it from beside would read what changes meanwhile.
+    faulthandler.register(signal.SIGALRM, file=2, all_threads=False, chain=True)
     while (message := channel.receive()) is not None:
         request = _Requests(io.BytesIO(message)).load()
-        # A process that is late writes to the log where it is, and ends.
-        faulthandler.dump_traceback_later(request.seconds, exit=True, file=2)
+        signal.setitimer(signal.ITIMER_REAL, request.seconds)
         if isinstance(request, Load):
             torch_poison.sites.register(request.tags)
             with watch.on():
@@ -188,7 +192,7 @@ def serve(channel: Channel, arena_file: int, hidden: Path) -> None:
         else:
             assert cell is not None
             answer = cell.call(request)
-        faulthandler.cancel_dump_traceback_later()
+        signal.setitimer(signal.ITIMER_REAL, 0)
         channel.send(json.dumps(answer).encode("utf-8", "replace"))
 
 

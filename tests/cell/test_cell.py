@@ -174,7 +174,7 @@ def test_a_kernel_that_died_is_started_again_for_the_next_call(load: Loader) -> 
 
 
 def test_a_call_that_does_not_end_is_ended_and_told_with_its_line(load: Loader) -> None:
-    spec = load("\n    while bool(x.isnan().any()): pass" + RIGHT)
+    spec = load("\n    if bool(x.isnan().any()):\n        while True: pass" + RIGHT)
     cell = spec.impl.cell  # type: ignore[union-attr]
     limit, cell.seconds = cell.seconds, 0.3
     with pytest.raises(KernelError, match=r"no answer within 0.3 s") as late:
@@ -217,9 +217,7 @@ def test_a_buffer_that_is_returned_again_holds_poison_before_the_next_call(load:
 
 
 def test_inputs_lie_at_other_addresses_in_the_next_call(load: Loader) -> None:
-    body = (
-        "\n    calls.append(x.data_ptr())\n    assert len(set(calls)) == len(calls), calls" + RIGHT
-    )
+    body = "\n    calls.append(x.data_ptr())\n    assert calls[-1:] != calls[-2:-1], calls" + RIGHT
     spec = load(body)
     for _ in range(3):
         BoundKernel(spec, None)(torch.ones(4, 32, dtype=torch.bfloat16), num_live=None)
