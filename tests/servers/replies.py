@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
@@ -32,9 +33,18 @@ class Handler(BaseHTTPRequestHandler):
         self.close_connection = True
 
 
+class Server(ThreadingHTTPServer):
+    """A thread for each connection. A client that is killed ends its own in silence."""
+
+    request_queue_size = 512
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)  # type: ignore[arg-type]
+
+
 def serve(handler: type[Handler], port: int = 0) -> None:
     """Print the port and serve until killed."""
-    ThreadingHTTPServer.request_queue_size = 512
-    server = ThreadingHTTPServer(("127.0.0.1", port), handler)
+    server = Server(("127.0.0.1", port), handler)
     print(server.server_address[1], flush=True)
     server.serve_forever()
