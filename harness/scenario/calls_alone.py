@@ -14,6 +14,8 @@ from harness.scenario.selection import is_drawn, select, with_each
 
 KERNEL = "kernel"
 """The system of cases that call one kernel."""
+LIMITS = "limits"
+"""The tag of calls at the sizes and values of released models."""
 FOLDERS = ("conditions", "kernels")
 """The folders of such scenarios: reading all others takes half of a second."""
 
@@ -46,7 +48,12 @@ def calls_alone(kernels: Iterable[str], *, seed: int, selectors: Sequence[str] =
         assert override is not None  # as there are kernels
         return select(_scenarios(override), selectors, seed=seed, override=override)
 
-    return sorted(with_each(judged, choose), key=lambda case: is_drawn(case.id))
+    return sorted(with_each(judged, choose), key=_how_rare)
+
+
+def _how_rare(case: Case) -> int:
+    """0 for a plain call, 1 for one at a limit, which takes longer, 2 for a drawn one."""
+    return 2 if is_drawn(case.id) else int(LIMITS in case.tags)
 
 
 def _scenarios(override: KernelOverride) -> list[Scenario]:
