@@ -54,12 +54,12 @@ def causes_of(folder: Path) -> set[str]:
 @pytest.mark.parametrize(
     "name",
     [
-        "kernels.py:cached_clones",
         "processes.py:imported_reference",
-        pytest.param("kernels.py:query_alone", marks=pytest.mark.nightly),
-        pytest.param("kernels.py:never_launched", marks=pytest.mark.nightly),
-        pytest.param("processes.py:equal_to_anything", marks=pytest.mark.nightly),
-        pytest.param("processes.py:patched_clock", marks=pytest.mark.nightly),
+        "kernels.py:cached_clones",
+        "kernels.py:query_alone",
+        "kernels.py:never_launched",
+        "processes.py:equal_to_anything",
+        "processes.py:patched_clock",
     ],
 )
 def test_a_cheat_is_red_by_its_evidence(cli: Cli, name: str, tmp_path: Path) -> None:

@@ -142,6 +142,7 @@ def test_the_list_takes_a_selector_and_shows_tags(cli: Cli, scenarios: Path) -> 
     assert "tags" in cli("list", "--scenarios", scenarios)[1]
 
 
+@pytest.mark.nightly
 def test_the_doctor_says_each_reason_once(cli: Cli) -> None:
     code, out, _ = cli("doctor")
     found = json.loads(cli("doctor", "--json")[1])

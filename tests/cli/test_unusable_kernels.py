@@ -138,6 +138,7 @@ def test_failures_that_are_accepted_are_compared_with_all_crashes(
     assert code == 0 and "6 crash in" in out
 
 
+@pytest.mark.nightly
 def test_what_a_kernel_refuses_is_counted_apart_in_each_report(
     cli: Cli, many: Path, kernels: Callable[..., list[object]], tmp_path: Path, approved: Approved
 ) -> None:

@@ -54,7 +54,7 @@ def test_a_plan_that_no_replay_renews_answers_nothing_from_the_first_epoch_on() 
 
 
 def test_pages_that_are_not_zeroed_spoil_the_second_epoch_and_not_the_first() -> None:
-    case = small("kv-cache-full", "gsm_symbolic", limit=8, num_blocks=30)
+    case = small("kv-cache-full", "gsm_symbolic", limit=8, epochs=3, num_blocks=30)
     result = run(case, "kv.skip-zero-new-blocks")
     assert result.accuracy is not None
     first, *later = [epoch.accuracy for epoch in result.accuracy.epochs]

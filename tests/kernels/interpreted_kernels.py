@@ -57,13 +57,15 @@ def test_decode_is_right_at_the_sizes_of_deepseek(judge: Judge, kv: str) -> None
     )
 
 
-@pytest.mark.parametrize("query_len", [2, pytest.param(5, marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("query_len", [2, 5])
 def test_decode_is_causal_over_the_last_query_tokens(judge: Judge, query_len: int) -> None:
     lengths = [query_len, query_len + 1, 64, 66, 130, 0]
     given = {**SMALL, "patterns": ("nan", "max"), "query_len": query_len}
     assert not judge("mla_decode", kv="fp32", seq_lens=lengths, **given)
 
 
+@pytest.mark.nightly
 def test_decode_is_clean_under_infinite_and_random_poison(judge: Judge) -> None:
     assert not judge("mla_decode", seq_lens=[1, 65, 0], patterns=("inf", "random", "nan"), **SMALL)
 
@@ -79,8 +81,8 @@ def test_decode_survives_tables_padded_with_addresses_that_do_not_exist(judge: J
     [
         "block_major",
         pytest.param("padded_pages", marks=pytest.mark.nightly),
-        "manager_blocks",
-        "large",
+        pytest.param("manager_blocks", marks=pytest.mark.nightly),
+        pytest.param("large", marks=pytest.mark.nightly),
     ],
 )
 @pytest.mark.parametrize("kv", [pytest.param("bf16", marks=pytest.mark.nightly), "fp8_e4m3"])
