@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import struct
+import time
 
 _LENGTH = struct.Struct("!I")
 MOST_BYTES = 16 << 20
@@ -19,23 +21,28 @@ class Channel:
         """Send a message. Raises OSError if the other end is gone."""
         self._connection.sendall(_LENGTH.pack(len(message)) + message)
 
-    def receive(self, seconds: float | None = None) -> bytes | None:
+    def receive(self, seconds: float = math.inf) -> bytes | None:
         """The next message; None if the other end is gone, or sends no message.
 
-        Raises TimeoutError if nothing comes for `seconds`.
+        Raises TimeoutError if it is not there whole after `seconds`.
         """
-        self._connection.settimeout(seconds)
-        head = self._exactly(_LENGTH.size)
+        end = time.monotonic() + seconds
+        head = self._exactly(_LENGTH.size, end)
         if head is None:
             return None
         (length,) = _LENGTH.unpack(head)
         # A kernel can write to the connection itself. A length that it made up must not fill our
         # memory.
-        return self._exactly(length) if length <= MOST_BYTES else None
+        return self._exactly(length, end) if length <= MOST_BYTES else None
 
-    def _exactly(self, count: int) -> bytes | None:
+    def _exactly(self, count: int, end: float) -> bytes | None:
         found = bytearray()
         while len(found) < count:
+            left = end - time.monotonic()
+            if left <= 0:
+                raise TimeoutError
+            # A kernel may send byte by byte, each in time.
+            self._connection.settimeout(None if left == math.inf else left)
             try:
                 part = self._connection.recv(min(count - len(found), 1 << 16))
             except ConnectionError:

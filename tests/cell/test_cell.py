@@ -184,6 +184,28 @@ def test_a_call_that_does_not_end_is_ended_and_told_with_its_line(load: Loader) 
     assert call(spec)[0].shape == (4, 32)
 
 
+def test_a_kernel_that_stops_its_watch_and_sends_byte_by_byte_is_ended_too(
+    load: Loader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "STACK_SECONDS", 0.5)
+    body = (
+        "\n    import signal, time"
+        "\n    signal.setitimer(signal.ITIMER_REAL, 0)"
+        "\n    message = b'\\x00\\x01\\x00\\x00'"
+        "\n    while True:"
+        "\n        for file in range(3, 64):"
+        "\n            try: os.write(file, message)"
+        "\n            except OSError: pass"
+        "\n        message = b'{'"
+        "\n        time.sleep(0.2)\n"
+    )
+    spec = load(body)
+    spec.impl.cell.seconds = 0.5  # type: ignore[union-attr]
+    with pytest.raises(KernelError) as late:
+        call(spec)
+    assert late.value.cause == Code.TIME_LIMIT
+
+
 def test_an_import_that_does_not_end_is_refused(
     load: Loader, approved: Approved, monkeypatch: pytest.MonkeyPatch
 ) -> None:
