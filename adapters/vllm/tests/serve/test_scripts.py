@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -178,6 +179,13 @@ def test_a_pool_with_room_shows_no_preemption(
     approved(empty.reason)
 
 
+def without_place(tie: str) -> str:
+    """Which token of an answer came in a batch with others depends on when their requests came."""
+    return re.sub(
+        r"token \d+: token_id:\d+ instead of token_id:\d+", "token N: A instead of B", tie
+    )
+
+
 def test_a_difference_between_two_nearly_equal_tokens_is_a_tie(
     serve: Callable[..., str], approved: Approved
 ) -> None:
@@ -185,12 +193,12 @@ def test_a_difference_between_two_nearly_equal_tokens_is_a_tie(
     script = Script(name="own", summary="", steps=(step,))
     found = check_script(ScriptCheck(url=url, script=script))
     assert found.verdict == "pass"
-    approved(found.ties[0])
+    approved(without_place(found.ties[0]))
     assert check_script(ScriptCheck(url=url, script=script, tolerance=0.005)).verdict == "fail"
     # On an H200 five tokens of one place were within 0.2 nats, and the fourth of them was given.
     third = check_script(ScriptCheck(url=serve("third-of-ties"), script=script))
     assert third.verdict == "pass"
-    approved(third.ties[0])
+    approved(without_place(third.ties[0]))
 
 
 def test_lone_answers_that_cannot_be_checked_leave_a_note(
