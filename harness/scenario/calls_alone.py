@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 
 from harness.core.cases import Case
+from harness.scenario.expand import LIMITS
 from harness.scenario.load import load_scenarios, shipped_directory
 from harness.scenario.override import KernelOverride
 from harness.scenario.schema import Scenario
@@ -14,8 +15,6 @@ from harness.scenario.selection import is_drawn, select, with_each
 
 KERNEL = "kernel"
 """The system of cases that call one kernel."""
-LIMITS = "limits"
-"""The tag of calls at the sizes and values of released models."""
 FOLDERS = ("conditions", "kernels")
 """The folders of such scenarios: reading all others takes half of a second."""
 

@@ -32,6 +32,9 @@ NIGHTLY = "nightly"
 LONG = "long"
 """The tag of cases that a run of everything leaves out, because others show as much in less
 time."""
+LIMITS = "limits"
+"""The tag of calls at the sizes and values of released models, past the last class of a
+condition."""
 MATRICES = frozenset({"kernel-matrix", "matrix-conditions", "matrix-reject"})
 """Tags of scenarios with thousands of cells for GPUs. A plain run takes the first cell."""
 NATURAL = "natural"

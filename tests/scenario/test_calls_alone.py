@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from harness.scenario.calls_alone import KERNEL, LIMITS, calls_alone, scenarios_of_calls
-from harness.scenario.expand import MATRICES
+from harness.scenario.calls_alone import KERNEL, calls_alone, scenarios_of_calls
+from harness.scenario.expand import LIMITS, MATRICES
 from harness.scenario.load import load_scenarios, shipped_directory
 from harness.scenario.selection import is_drawn
 

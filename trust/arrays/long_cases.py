@@ -25,7 +25,7 @@ from pathlib import Path
 from harness.core.cases import Case
 from harness.core.conditions.table import space_at
 from harness.core.records import CaseResult, Verdict
-from harness.scenario.expand import fault_cases
+from harness.scenario.expand import LIMITS, fault_cases
 from harness.scenario.load import load_scenarios
 from harness.scenario.matrix import Labels, case_id, points
 from harness.scenario.schema import Scenario
@@ -33,8 +33,6 @@ from harness.store.run_folder import RunStore
 
 WORTH_LEAVING_OUT = 0.1
 """Seconds. A shorter case is not worth its line."""
-LIMITS = "limits"
-"""The tag of sizes past the last class of a condition."""
 OF_ITSELF = 1
 """What a case is worth beside its pairs: it has met a bug that pairs do not describe."""
 
