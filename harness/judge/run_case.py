@@ -47,6 +47,7 @@ from harness.judge.verdict import verdict, watching_plugins
 from harness.kernels.call import keeping_output_sites
 from harness.kernels.plugins import find_kernel
 from harness.kernels.process_state import watching
+from harness.memory.triton_interpreter import too_many_tokens
 from harness.run.protocol import answer_each
 
 
@@ -159,6 +160,9 @@ def _raised_at(error: Exception) -> str:
 
 
 def _outcome(job: Job) -> Outcome:
+    # A verdict on a kernel is to be had in a minute. A run takes its time.
+    if job.cell and (reason := too_many_tokens(getattr(job.case.params, "num_tokens", 0))):
+        return _skip([reason])
     try:
         load_kernels(job.plugins, job.cell)
     except InputError as error:

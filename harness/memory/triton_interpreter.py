@@ -27,7 +27,11 @@ REPAIRED_VERSIONS = ("3.7.1",)
 """The versions of Triton that this repair was tested with."""
 SLOWDOWN = 10
 """How many times its time limit a case gets under the interpreter, which runs programs in Python: a
-right kernel needs minutes for 8,192 tokens.
+right kernel needs seconds for a few hundred tokens.
+"""
+MOST_TOKENS = 4096
+"""With more tokens a right kernel needs minutes there: one of FlagGems 82 s for 8,192 tokens, and
+10 s for all other calls of its op.
 """
 
 
@@ -70,6 +74,17 @@ def interpreter_is_on() -> bool:
 def time_limit(seconds: float) -> float:
     """The time limit of a case that has `seconds` where kernels are compiled."""
     return seconds * SLOWDOWN if interpreter_is_on() else seconds
+
+
+def too_many_tokens(num_tokens: int) -> WhyNot | None:
+    """Why a verdict on a kernel leaves out a call of `num_tokens` here; None if it is made."""
+    if not interpreter_is_on() or num_tokens <= MOST_TOKENS:
+        return None
+    why = (
+        f"TRITON_INTERPRET=1 is set, and a call of {num_tokens:,} tokens takes minutes there: judge"
+        " the kernel on a GPU too"
+    )
+    return WhyNot(why, Code.NO_DEVICE)
 
 
 def _unknown_version() -> WhyNot | None:

@@ -11,7 +11,7 @@ import torch
 from torch_poison.errors import PoisonError
 from torch_poison.patterns import Poison
 
-from harness.core.cases import Case, Job, PoisonPlan
+from harness.core.cases import Case, CellOf, Job, PoisonPlan
 from harness.core.catalog import FAULTS, KERNELS
 from harness.core.cause_codes import Code, WhyNot
 from harness.core.errors import CaptureError, IllegalAddress, KernelError, NoRoomError
@@ -116,6 +116,29 @@ def test_a_case_says_all_that_it_lacks_here(stub, monkeypatch):
     monkeypatch.setattr(KernelSpec, "why_not", lambda self, device: missing)
     assert run_case(job()).lacks == {"x": "pip install x"}
     assert run_case(job(device="cuda")).lacks == {"a CUDA GPU": "", "x": "pip install x"}
+
+
+def test_a_verdict_under_the_interpreter_leaves_out_calls_that_take_minutes(stub, monkeypatch):
+    many = {
+        "op": "write_kv",
+        "params": {"kernel": "torch", "num_tokens": 8192},
+        "oracles": ("finite",),
+        "poison": PoisonPlan(patterns=("nan",)),
+    }
+    few = many | {"params": {"kernel": "torch", "num_tokens": 4096}}
+    cell = CellOf(server="/no/server")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    left_out = run_case(job(cell=cell, **many))
+    assert (left_out.verdict, left_out.reason) == (
+        Verdict.SKIP,
+        "TRITON_INTERPRET=1 is set, and a call of 8,192 tokens takes minutes there: judge the"
+        " kernel on a GPU too",
+    )
+    # A run takes its time, smaller calls are made, and compiled kernels have no such limit.
+    assert run_case(job(**many)).verdict is Verdict.PASS
+    assert run_case(job(cell=cell, **few)).verdict is Verdict.PASS
+    monkeypatch.delenv("TRITON_INTERPRET")
+    assert run_case(job(cell=cell, **many)).verdict is Verdict.PASS
 
 
 def raising(error: Exception) -> Any:
