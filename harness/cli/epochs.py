@@ -205,8 +205,7 @@ def _perform(
             )
         )
 
-    def report() -> int:
-        view = RunView(store)
+    def report(view: RunView) -> int:
         print_run(screen, view)
         if given.json:
             print_json(summarise(store, view.coverages))

@@ -196,8 +196,7 @@ def _finish(
             max_failures=None if given.keep_going else MOST_FAILURES,
         )
 
-    def report() -> int:
-        view = RunView(store)
+    def report(view: RunView) -> int:
         print_run(screen, view)
         say(screen, f"seed {seed}: --seed {seed} draws the same inputs again")
         if given.json:

@@ -238,8 +238,7 @@ def finish(
         keep_going=given.keep_going or given.against is not None,
     )
 
-    def report() -> int:
-        view = RunView(store)
+    def report(view: RunView) -> int:
         if loudness < 0:
             screen.print(totals_line(view))
         else:

@@ -162,7 +162,7 @@ def work_and_report(
     work: Callable[[], None],
     *,
     stop: Callable[[], None],
-    report: Callable[[], int],
+    report: Callable[[RunView], int],
     before_report: Callable[[str], None] = lambda ended: None,
 ) -> int:
     """Do the `work` of a run, write its reports even if the work ends early, and return the exit
@@ -195,8 +195,9 @@ def work_and_report(
     own_code = 0
     try:
         before_report(ended)
-        write_reports(RunView(store))
-        own_code = report()
+        view = RunView(store)
+        write_reports(view)
+        own_code = report(view)
     except KeyboardInterrupt:
         # The results are stored. Going on writes the reports.
         ended = "interrupted"

@@ -81,9 +81,9 @@ def finish(store: RunStore, pool: JobPool, *, as_json: bool) -> int:
     """Run what is left of a planned selftest, and print it. Returns the exit code."""
     screen = console(as_json)
 
-    def report() -> int:
+    def report(view: RunView) -> int:
         code = _code(store)
-        _print(screen, store)
+        _print(screen, view)
         if as_json:
             print_json(_object(store, is_good=code == 0))
         return code
@@ -116,8 +116,8 @@ def _code(store: RunStore) -> int:
     )
 
 
-def _print(screen: Console, store: RunStore) -> None:
-    view = RunView(store)
+def _print(screen: Console, view: RunView) -> None:
+    store = view.store
     num_skipped = len(store.skipped_faults())
     print_accuracy(screen, view.accuracy)
     print_failures(screen, view)

@@ -103,17 +103,18 @@ def survey(context: typer.Context, given: SurveyOptions) -> None:
             with Waiting(screen, "looking for the smallest sets of options", pool):
                 found.extend(_sets(store, pool, given.seconds))
 
-        report = partial(_report, store, screen, found, as_json=given.json)
+        report = partial(_report, screen, found, as_json=given.json)
         code = run_and_report.work_and_report(store, work, stop=pool.close, report=report)
     raise typer.Exit(code)
 
 
-def _report(store: RunStore, screen: Console, found: list[OptionSet], *, as_json: bool) -> int:
+def _report(screen: Console, found: list[OptionSet], view: RunView, *, as_json: bool) -> int:
     """Print the run and the smallest sets, and write them into the run folder.
 
     Returns the exit code.
     """
-    print_run(screen, RunView(store))
+    store = view.store
+    print_run(screen, view)
     screen.print(sets_table(store.results(), found))
     sets = [to_object(one) for one in found]
     write_atomic(store.path / SETS, jsonlib.dumps(sets, indent=1) + "\n")

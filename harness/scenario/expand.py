@@ -100,7 +100,11 @@ def _case(scenario: Scenario, point: MatrixPoint, seed: int) -> Case:
     if isinstance(point.params, AccuracyParams):
         # No memory is filled: stale bits have the effect that they have in production.
         poison = PoisonPlan(patterns=(NATURAL,))
-        tags = (NIGHTLY,) if "limit" in point.labels else ()
+        tags: tuple[str, ...] = ()
+        if "limit" in point.labels:
+            tags = (NIGHTLY,)
+        elif is_long(scenario, point.labels):
+            tags = (LONG,)
         return case_of_point(
             scenario, point, poison, system=ACCURACY, seed=seed, tags=tags, oracles=(ACCURACY,)
         )

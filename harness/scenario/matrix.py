@@ -439,10 +439,11 @@ def _check_points(scenario: Scenario) -> Iterator[Problem]:
     for given in {id(given): given for _, given in found}.values():
         yield from _check_params(scenario, given, ("matrix",), is_whole=True)
     for index, use in enumerate(scenario.faults):
-        if ACCURACY in use.on:
-            continue
-        tried = next((labels for labels, _ in found if is_selected(labels, use.on)), None)
         at: Location = ("faults", index, "on")
+        if ACCURACY in use.on:
+            tried = {ACCURACY: as_label(use.on[ACCURACY])}
+        else:
+            tried = next((labels for labels, _ in found if is_selected(labels, use.on)), None)
         if tried is None:
             yield Problem(at, f"no case is left on which to try {use.name!r}; name another point")
         elif is_long(scenario, tried):
@@ -462,7 +463,11 @@ def _check_selectors(scenario: Scenario) -> Iterator[Problem]:
         if not selector and at[0] in ("except", "long"):
             yield Problem(at, "an empty point leaves out every case; name an axis")
         for axis, wanted in selector.items():
-            if axis == ACCURACY and at[0] == "faults" and scenario.accuracy is not None:
+            if (
+                axis == ACCURACY
+                and at[0] in ("faults", "long")
+                and scenario.accuracy is not None
+            ):
                 yield from _check_task(scenario.accuracy, selector, at)
                 break
             if axis not in scenario.matrix:

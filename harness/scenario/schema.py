@@ -309,8 +309,8 @@ class Scenario(Record):
     long: tuple[Point, ...] = Field(
         default=(),
         description=(
-            "points that a run without a selector leaves out, because others show as much: tag"
-            " `long`"
+            "points that a run without a selector leaves out, because others show as much, or"
+            " `accuracy: TASK`: tag `long`"
         ),
     )
     poison: PoisonSettings = Field(default=PoisonSettings(), description="what fills which memory")

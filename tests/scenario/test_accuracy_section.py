@@ -102,6 +102,19 @@ def test_a_fault_is_tried_on_the_case_of_the_task_that_it_names(served: Scenario
     ]
 
 
+def test_a_task_may_be_long_and_is_asked_whole_at_night(tmp_path: Path, approved: Approved) -> None:
+    path = tmp_path / "served.yaml"
+    path.write_text(TEXT + "long:\n  - {accuracy: gsm_symbolic}\n")
+    small, full, other = expand(load_scenario(path))[1:4]
+    assert small.tags == ("hybrid", "accuracy", "long")
+    assert full.tags == ("hybrid", "accuracy", "nightly")
+    assert other.tags == ("hybrid", "accuracy")
+    # The fault is tried on the other task: a selftest has no long case.
+    path.write_text(TEXT + "long:\n  - {accuracy: aime_shaped}\n")
+    with approved.raises(InputError):
+        load_scenario(path)
+
+
 def test_an_engine_scenario_that_names_the_oracle_has_no_answers_for_it(tmp_path: Path) -> None:
     path = tmp_path / "plain.yaml"
     path.write_text(
