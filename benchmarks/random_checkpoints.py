@@ -10,7 +10,7 @@ case is a process of its own with the plain engine, or vLLM with what MLA_HARNES
 MLA_HARNESS_FAULT say: log probabilities of the prompts, then 32 generated tokens. OUT gets
 `CASE.json` for `mla-harness canary logprobs`, and `CASE.log`. The table at the end has the
 distances from the truth: median, 99 % quantile, and the median past token 512, where an indexer
-begins to select. Then the decisions of vLLM that were recorded, by stage and layer. A case that
+begins to select. Then the decisions that were recorded, by stage and layer. A case that
 fails has its last words.
 
 `--with-faults` also runs vLLM with each small bug of `vllm_faults.py`. `--judge` prints what
@@ -100,17 +100,21 @@ def sglang_cases(with_faults: bool) -> dict[str, tuple[str, dict[str, Any]]]:
     eager = {"disable_cuda_graph": True}
     found: dict[str, tuple[str, dict[str, Any]]] = {}
     for graphs, options in (("eager", eager), ("default", {})):
-        found[f"deepseek_v32-auto-{graphs}"] = "deepseek_v32", options
-        found[f"glm_moe_dsa-auto-{graphs}"] = "glm_moe_dsa", options
         for backend in ("triton", "fa3", "flashmla"):
             found[f"deepseek_v2-{backend}-{graphs}"] = (
                 "deepseek_v2",
                 options | {"attention_backend": backend},
             )
-    for backend in ("flashmla_sparse", "fa3", "flashmla_kv"):
-        cache = {"kv_cache_dtype": "fp8_e4m3"} if backend == "flashmla_kv" else {}
-        backends = {"dsa_prefill_backend": backend, "dsa_decode_backend": backend}
-        found[f"deepseek_v32-{backend}-eager"] = "deepseek_v32", eager | cache | backends
+        # The kernels of SGLang's own choice know a choice of 2,048 tokens alone.
+        torch_choice = options | {"dsa_topk_backend": "torch"}
+        found[f"glm_moe_dsa-auto-{graphs}"] = "glm_moe_dsa", torch_choice
+        for backend in ("flashmla_sparse", "fa3", "flashmla_kv"):
+            cache = {"kv_cache_dtype": "fp8_e4m3"} if backend == "flashmla_kv" else {}
+            backends = {"dsa_prefill_backend": backend, "dsa_decode_backend": backend}
+            found[f"deepseek_v32-{backend}-{graphs}"] = (
+                "deepseek_v32",
+                torch_choice | cache | backends,
+            )
     found["kimi_linear-auto-eager"] = "kimi_linear", eager
     found["longcat_flash-auto-eager"] = "longcat_flash", eager
     return found
@@ -119,10 +123,14 @@ def sglang_cases(with_faults: bool) -> dict[str, tuple[str, dict[str, Any]]]:
 def ask_sglang(
     checkpoint: Path, prompts: list[list[int]], options: dict[str, Any]
 ) -> dict[str, Any]:
-    """As `ask_vllm`, with SGLang."""
+    """As `ask_vllm`, with SGLang, which records its decisions itself."""
     import sglang
+    import sglang_decisions
 
-    base = {
+    config = json.loads((checkpoint / "config.json").read_text())
+    os.environ.update(sglang_decisions.ENVIRONMENT)
+    sglang_decisions.ask_for_indices()
+    base = sglang_decisions.OPTIONS | {
         "skip_tokenizer_init": True,
         "context_length": 1024,
         "max_total_tokens": 16384,
@@ -136,19 +144,25 @@ def ask_sglang(
 
     def answers(max_tokens: int, **more: Any) -> list[Any]:
         params = {"temperature": 0.0, "max_new_tokens": max_tokens, "ignore_eos": True}
-        return engine.generate(
-            input_ids=prompts, sampling_params=params, return_logprob=True, **more
+        found = engine.generate(
+            input_ids=prompts,
+            sampling_params=params,
+            return_logprob=True,
+            return_routed_experts=True,
+            **more,
         )
+        return [answer["meta_info"] for answer in found]
 
-    of_prompts = [
-        answer["meta_info"]["input_token_logprobs"] for answer in answers(1, logprob_start_len=0)
-    ]
-    generated = [answer["meta_info"]["output_token_logprobs"] for answer in answers(32)]
+    read = answers(1, logprob_start_len=0)
+    written = answers(32)
     engine.shutdown()
+    generated = [meta["output_token_logprobs"] for meta in written]
     return {
-        "logprobs": [[entry[0] for entry in entries[1:]] for entries in of_prompts],
+        "logprobs": [[entry[0] for entry in meta["input_token_logprobs"][1:]] for meta in read],
         "generated": [[entry[1] for entry in entries] for entries in generated],
         "generated_logprobs": [[entry[0] for entry in entries] for entries in generated],
+        "decisions": [sglang_decisions.of_answer(meta, config) for meta in read],
+        "generated_decisions": [sglang_decisions.of_answer(meta, config) for meta in written],
     }
 
 

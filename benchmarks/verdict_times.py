@@ -108,7 +108,8 @@ def cold(where: str, device: str, folder: Path) -> Cold:
     )
     first = None
     while first is None and process.poll() is None:
-        time.sleep(0.02)
+        # Each look takes time from what is timed.
+        time.sleep(0.1)
         if has_judged(runs):
             first = time.monotonic() - started
     said, _ = process.communicate()

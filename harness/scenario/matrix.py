@@ -440,6 +440,7 @@ def _check_points(scenario: Scenario) -> Iterator[Problem]:
         yield from _check_params(scenario, given, ("matrix",), is_whole=True)
     for index, use in enumerate(scenario.faults):
         at: Location = ("faults", index, "on")
+        tried: Labels | None
         if ACCURACY in use.on:
             tried = {ACCURACY: as_label(use.on[ACCURACY])}
         else:
@@ -463,11 +464,7 @@ def _check_selectors(scenario: Scenario) -> Iterator[Problem]:
         if not selector and at[0] in ("except", "long"):
             yield Problem(at, "an empty point leaves out every case; name an axis")
         for axis, wanted in selector.items():
-            if (
-                axis == ACCURACY
-                and at[0] in ("faults", "long")
-                and scenario.accuracy is not None
-            ):
+            if axis == ACCURACY and at[0] in ("faults", "long") and scenario.accuracy is not None:
                 yield from _check_task(scenario.accuracy, selector, at)
                 break
             if axis not in scenario.matrix:
