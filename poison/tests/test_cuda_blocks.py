@@ -380,6 +380,7 @@ def test_a_torch_that_the_source_does_not_fit_is_listed_by_its_snapshot(
     assert "no/such/header.h" in caplog.text
 
 
+@pytest.mark.nightly
 @needs_compiler
 def test_the_source_fits_the_headers_of_the_installed_torch(links: str, tmp_path: Path) -> None:
     # A CPU build of torch has the headers, but for this one, which holds settings of the build.

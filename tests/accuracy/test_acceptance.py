@@ -71,6 +71,7 @@ def test_serve_check_fails_below_the_least_share_of_drafts(accepted: int, verdic
     assert silent.verdict is Verdict.SKIP and "count no drafts" in silent.reason
 
 
+@pytest.mark.nightly
 def test_an_epoch_that_refuses_drafts_fails_though_all_answers_are_right(
     start_server: Callable[..., str], cli: Cli, tmp_path: Path, approved: Approved
 ) -> None:

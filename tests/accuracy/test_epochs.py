@@ -204,6 +204,7 @@ run_epochs(Slow(), task, folder, num_epochs=4, resume="--resume" in sys.argv)
 """
 
 
+@pytest.mark.nightly
 def test_a_run_killed_in_the_middle_of_an_epoch_resumes_and_counts_no_question_twice(
     tmp_path: Path, sums: Task
 ) -> None:

@@ -158,6 +158,7 @@ def test_drawn_traces_find_a_bug_of_a_server_with_slots(start_server: Serve) -> 
     assert (verdict(), verdict("hash-without-past")) == ("pass", "fail")
 
 
+@pytest.mark.nightly
 def test_the_command_takes_the_size_of_a_page(start_server: Serve, cli: Cli, tmp_path: Any) -> None:
     url = start_server(START, "llamacpp")
     asked = ("serve-check", url, "--script", "lengths", "--out", tmp_path)

@@ -77,6 +77,7 @@ def test_adjusting_multiplies_the_smallest_p_value_by_their_number() -> None:
     assert adjust([]) is None
 
 
+@pytest.mark.nightly
 def test_power_agrees_with_simulated_runs() -> None:
     chance = np.random.default_rng(2)
     asked, drop, gain, alpha = 100, 0.10, 0.02, 0.05

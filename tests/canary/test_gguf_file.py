@@ -83,6 +83,7 @@ def test_experts_are_stacked_by_their_number(tmp_path: Path) -> None:
         assert torch.equal(expert, weights[name].float())
 
 
+@pytest.mark.nightly
 def test_what_llama_cpp_does_not_run_is_refused(
     cli: Cli, tmp_path: Path, approved: Approved
 ) -> None:

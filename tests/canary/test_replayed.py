@@ -212,6 +212,7 @@ def test_one_wrong_expert_is_named_with_request_token_layer_and_stage(
     approved(finding.message)
 
 
+@pytest.mark.nightly
 def test_choices_that_are_no_set_of_experts_are_findings(v32: Engine, approved: Approved) -> None:
     for row in [
         (0, 0),

@@ -108,6 +108,7 @@ def test_a_server_that_stumbles_is_asked_again_and_every_report_holds_the_epochs
     assert cli("report", "latest")[0] == 0 and (run / "report.html").exists()
 
 
+@pytest.mark.nightly
 def test_a_run_that_the_server_refuses_says_why_in_the_servers_words(
     cli: Cli, serve: Serve, data: Path, approved: Approved
 ) -> None:
@@ -116,6 +117,7 @@ def test_a_run_that_the_server_refuses_says_why_in_the_servers_words(
     approved(lines_with(out, "  accuracy:"))
 
 
+@pytest.mark.nightly
 def test_a_loss_against_a_baseline_is_shown_with_its_numbers_and_repeated_with_it(
     cli: Cli, serve: Serve, data: Path, tmp_path: Path, approved: Approved
 ) -> None:

@@ -34,6 +34,7 @@ def repro(cli: Cli, scenarios: Path) -> Cli:
     )
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "selector",
     [

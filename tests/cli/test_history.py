@@ -163,6 +163,7 @@ def test_a_run_of_an_older_version_is_one_line_in_every_command_that_reads_it(
     assert cli(*options)[0] == 0
 
 
+@pytest.mark.nightly
 def test_the_environment_chooses_the_folder_of_runs(
     cli: Cli, scenarios: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

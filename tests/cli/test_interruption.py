@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from harness.cli.run_and_report import work_and_report
+from harness.report.run_view import RunView
 from harness.store.run_folder import RunStore
 from tests.waiting import HANG_SECONDS, wait_until
 
@@ -74,6 +75,7 @@ def test_an_interrupted_run_keeps_its_results_writes_reports_and_says_how_to_go_
     wait_until_no_workers(process.pid)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_an_interrupted_run_leaves_no_spare_worker(
     tmp_path: Path, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
@@ -107,6 +109,7 @@ def test_a_killed_run_is_resumed_where_it_was(tmp_path: Path) -> None:
     assert json.loads((run / "summary.json").read_text())["totals"]["pass"] == 8
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "number", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.nightly)]
 )
@@ -141,7 +144,7 @@ def test_a_selftest_that_was_stopped_keeps_what_its_faults_gave_and_goes_on(
 def test_ctrl_c_while_reports_are_written_says_how_to_go_on_too(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], approved: Approved
 ) -> None:
-    def interrupted() -> int:
+    def interrupted(view: RunView) -> int:
         raise KeyboardInterrupt
 
     store = RunStore.create(tmp_path, (), command="mla-harness run", options={})

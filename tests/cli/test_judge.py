@@ -94,6 +94,7 @@ def test_a_wrong_kernel_that_does_its_own_work_is_no_cheat(
     assert code == 1 and "cheats" not in causes_of(tmp_path / "runs"), out
 
 
+@pytest.mark.nightly
 def test_a_function_without_a_decorator_is_judged_by_its_op(
     cli: Cli, right: Path, tmp_path: Path
 ) -> None:

@@ -189,6 +189,7 @@ def test_what_an_import_leaves_behind_is_restored_and_said_for_its_kernels_alone
     assert not any("import" in result["reason"] for result in found["lazy"])
 
 
+@pytest.mark.nightly
 def test_a_remark_on_the_process_is_beside_the_failure_that_it_may_explain(
     cli: Cli, scenarios: Path, tmp_path: Path, pids: Callable[[], list[str]], approved: Approved
 ) -> None:

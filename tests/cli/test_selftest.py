@@ -57,6 +57,7 @@ def test_the_exit_code_tells_a_regression_from_nothing_ran_and_from_our_own_faul
     assert ("nothing ran" in captured.err) is (code == 2)
 
 
+@pytest.mark.nightly
 def test_workers_that_cannot_start_leave_reports_and_a_selftest_that_goes_on(
     pool: WorkerPool, tmp_path: Path, capsys: pytest.CaptureFixture[str], approved: Approved
 ) -> None:

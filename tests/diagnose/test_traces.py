@@ -187,6 +187,7 @@ def test_near_ties_are_no_bug(start_server: Callable[..., str], more: tuple[str,
     assert (found["verdict"], any("schema" in tie for tie in found["ties"])) == ("pass", bool(more))
 
 
+@pytest.mark.nightly
 def test_the_server_is_asked_for_its_adapters_and_schemas(
     start_server: Callable[..., str], approved: Approved
 ) -> None:
@@ -197,7 +198,7 @@ def test_the_server_is_asked_for_its_adapters_and_schemas(
     assert (found["script"], "schemas" in " ".join(found["notes"])) == ("fuzz,seed=0", False)
 
 
-@pytest.mark.first(1)
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("bug", "shown"),
     [

@@ -71,7 +71,7 @@ def real_engine(monkeypatch: pytest.MonkeyPatch) -> str:
     return front_door.REAL_ENGINE
 
 
-@pytest.mark.first(1)
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("tests", "code", "last"),
     [

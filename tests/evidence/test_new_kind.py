@@ -79,6 +79,7 @@ def command(copy: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.nightly
 def test_an_oracle_in_a_new_file_is_listed_judges_and_explains_by_its_rank(copy: Path) -> None:
     listed = json.loads(command(copy, "list", "--json", "--scenarios", "own").stdout)["oracles"]
     names = [oracle["name"] for oracle in listed]

@@ -34,6 +34,7 @@ def run(case: Case, fault: str | None = None, directory: Path | None = None) -> 
     )
 
 
+@pytest.mark.nightly
 def test_a_clean_canary_is_flat_and_its_record_is_in_the_result() -> None:
     result = run(small("mrv2-capture", "aime_shaped", limit=9, epochs=2))
     assert result.verdict is Verdict.PASS, result.reason

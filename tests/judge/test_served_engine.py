@@ -24,6 +24,7 @@ from tests.transcripts import Approved
 CANARY = FIXTURES / "canary-mla"
 
 
+@pytest.mark.nightly
 def test_the_canary_answers_its_questions_in_every_epoch_and_the_run_says_what_it_is(
     tmp_path: Path,
 ) -> None:

@@ -56,7 +56,7 @@ def test_a_ragged_prefill_is_judged(cli: Cli, word: str, code: int, tmp_path: Pa
     assert found == code, out + error
 
 
-@pytest.mark.first(1)
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("name", "code"), [("right", 0), ("wrong", 1), ("half_split", 1), ("no_norm", 1)]
 )

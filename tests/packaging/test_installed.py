@@ -116,6 +116,7 @@ def test_a_wheel_has_the_entry_points_and_is_typed(site: Path) -> None:
     assert (site / "torch_poison" / "cuda_blocks.cpp").is_file()
 
 
+@pytest.mark.nightly
 def test_a_project_with_a_harness_of_its_own_is_left_alone(
     foreign: pytest.Pytester, site: Path
 ) -> None:

@@ -114,6 +114,7 @@ def test_breakpoint_stops_in_the_kernel_and_leaving_it_ends_the_run(
     approved(err)
 
 
+@pytest.mark.nightly
 def test_ctrl_c_ends_a_kernel_that_hangs(start: Start) -> None:
     process = start("print('begun', flush=True); time.sleep(3600)")
     assert process.stdout is not None

@@ -67,6 +67,7 @@ def test_a_directory_that_the_node_sees_is_the_drivers_own(started: Start, tmp_p
     assert (place / "answers" / "0.txt").read_text() == "noted"
 
 
+@pytest.mark.nightly
 def test_a_worker_that_cannot_start_is_a_reason_and_no_exception(started: Start) -> None:
     answer = started("no_such_module:execute").start()
     assert "no_such_module" in answer["failed"] and answer["failed"].endswith(

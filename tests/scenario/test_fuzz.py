@@ -36,8 +36,8 @@ def drawn_params(seeds: int, count: int = 200) -> list[Draw]:
 
 def test_scenario_draws_as_many_cases_as_it_says() -> None:
     assert FUZZ.fuzz is not None
-    assert len(DRAWN) == FUZZ.fuzz.examples == 60
-    assert len({case.id for case in DRAWN}) == 60
+    assert len(DRAWN) == FUZZ.fuzz.examples == 40
+    assert len({case.id for case in DRAWN}) == 40
 
 
 @pytest.mark.parametrize("scenario", [FUZZ, SEQUENCES, STATES], ids=lambda one: one.name)
@@ -131,7 +131,7 @@ def test_seeds_draw_different_cases() -> None:
     assert [case.params for case in expand(FUZZ, seed=8)] != [case.params for case in DRAWN]
     assert (
         len({case.model_copy(update={"id": "", "seed": 0}).model_dump_json() for case in DRAWN})
-        > 55
+        > 36
     )
 
 

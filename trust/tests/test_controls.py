@@ -41,6 +41,7 @@ def test_a_false_alarm_fails(cli: Cli, at_start: Callable[[str], object]) -> Non
     assert json.loads(told)["totals"]["fail"] > 0
 
 
+@pytest.mark.nightly
 def test_a_case_that_the_time_limit_ends_is_not_judged_and_no_false_alarm(
     cli: Cli, at_start: Callable[[str], object], approved: Approved
 ) -> None:

@@ -84,6 +84,7 @@ def nonzero(evidence):
 """
 
 
+@pytest.mark.nightly
 def test_an_engine_brings_an_oracle_as_module_and_function(tmp_path: Path) -> None:
     tables = (
         "from harness.core.oracles import OracleSpec\n"

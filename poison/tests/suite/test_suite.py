@@ -231,6 +231,7 @@ def test_a_default_device_that_a_suite_sets_is_not_the_harness_s(suite: pytest.P
     )
 
 
+@pytest.mark.nightly
 def test_a_failure_says_whether_poison_is_behind_it(suite: pytest.Pytester) -> None:
     write(
         suite,

@@ -93,6 +93,7 @@ def drafting() -> Case:
     return case(oracles=("answers", "acceptance"), canary="mtp", task="drafts", speculative="mtp")
 
 
+@pytest.mark.nightly
 def test_every_draft_of_a_module_that_knows_the_answers_is_accepted(tmp_path: Path) -> None:
     result = run(tmp_path, drafting())
     assert (result.verdict, result.reason) == (Verdict.PASS, "")

@@ -105,7 +105,7 @@ def test_a_release_that_has_the_bug_fails_by_the_oracle_of_its_fault(
     assert set(use.blames) <= {finding.site for finding in result.findings}
 
 
-@pytest.mark.first(1)
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["vllm-host-decode-plan", "vllm-host-graph-capture"])
 def test_code_that_is_called_as_in_the_newest_release_is_judged_the_same(
     name: str, fake_vllm: None, monkeypatch: pytest.MonkeyPatch
@@ -140,7 +140,7 @@ def test_a_fault_that_the_release_has_itself_is_skipped(
     approved(result.reason)
 
 
-@pytest.mark.first(1)
+@pytest.mark.nightly
 @pytest.mark.parametrize("lacks", ["renamed", "no-import", "no-module"])
 def test_code_that_is_called_otherwise_or_is_missing_is_an_error_that_names_it(
     lacks: str, fake_vllm: None, monkeypatch: pytest.MonkeyPatch, approved: Approved
@@ -172,6 +172,7 @@ def test_a_release_without_the_code_of_a_part_is_a_skip_with_the_reason(
     assert "no drafters" in result.reason
 
 
+@pytest.mark.nightly
 def test_a_package_that_only_the_import_misses_is_a_skip_with_the_line_that_installs_it(
     fake_vllm: None, monkeypatch: pytest.MonkeyPatch, approved: Approved
 ) -> None:
@@ -201,7 +202,7 @@ def test_a_child_that_dies_is_a_crash_and_the_next_case_has_another_child(
     assert run("vllm-host-new-blocks").verdict is Verdict.PASS
 
 
-@pytest.mark.first(1)
+@pytest.mark.nightly
 @pytest.mark.parametrize(("case", "bug"), [(0, "plain-is-flat"), (1, "52109")])
 def test_keys_that_are_written_row_by_row_and_read_in_tiles_are_findings(
     case: int, bug: str, fake_vllm: None, monkeypatch: pytest.MonkeyPatch

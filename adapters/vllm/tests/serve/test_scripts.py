@@ -114,6 +114,7 @@ def test_a_bug_is_caught_by_its_script(
     assert found.findings[0].message.startswith("request ")
 
 
+@pytest.mark.nightly
 def test_the_last_bit_counts_without_a_tolerance(serve: Callable[..., str]) -> None:
     url = serve("last-bit")
     assert judged(url, "lengths").verdict == "pass"
