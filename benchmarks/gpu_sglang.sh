@@ -8,7 +8,7 @@
 #   traces       two scripts and drawn traces against servers; a failing one is taken by every server, three times
 #                SERVERS="triton-eager flashmla-graphs" chooses some of them
 #   kit          SGLang's own attention suite, plainly and under poison
-#   checkpoints  random checkpoints beside transformers
+#   checkpoints  random checkpoints beside transformers: CHECKPOINTS="deepseek_v2 deepseek_v32" are made, and ONLY chooses the cases
 # Each part ends after PART_SECONDS. Lines go to OUT/PART.txt, logs and runs to OUT/PART. PYTHONPATH names SGLang.
 set -u
 cd "$(dirname "$0")/.."
@@ -92,8 +92,9 @@ reproductions() {
   echo "sglang-skipped-rows: exit code $?"; tail -n 8 "$work/sglang-skipped-rows.log" | cut -c1-240 | sed 's/^/      /'
 }
 checkpoints() {
-  harness canary random deepseek_v2 --quick --out "$work/made/deepseek_v2" 2>&1 | tail -2
-  timeout -k 10 "$(left)" "$PYTHON" benchmarks/random_checkpoints.py "$work/made" "$work/said" --engine sglang --only deepseek_v2 --jobs 6 --seconds "$(($(left) - 10))" 2>&1 | grep -aE 'median|FAILED' | cut -c1-240
+  local name
+  for name in ${CHECKPOINTS:-deepseek_v2}; do harness canary random "$name" --quick --out "$work/made/$name" 2>&1 | tail -2; done
+  timeout -k 10 "$(left)" "$PYTHON" benchmarks/random_checkpoints.py "$work/made" "$work/said" --engine sglang --only "${ONLY:-deepseek_v2}" --jobs 6 --seconds "$(($(left) - 10))" 2>&1 | grep -aE 'median|FAILED' | cut -c1-240
 }
 for what in "$@"; do
   SECONDS=0 work=$out/$what${GROUP:+-$GROUP}; mkdir -p "$work"

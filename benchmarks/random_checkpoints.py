@@ -107,15 +107,15 @@ def sglang_cases(with_faults: bool) -> dict[str, tuple[str, dict[str, Any]]]:
             )
         # The kernels of SGLang's own choice know a choice of 2,048 tokens alone.
         torch_choice = options | {"dsa_topk_backend": "torch"}
-        found[f"glm_moe_dsa-auto-{graphs}"] = "glm_moe_dsa", torch_choice
         for backend in ("flashmla_sparse", "fa3", "flashmla_kv"):
             cache = {"kv_cache_dtype": "fp8_e4m3"} if backend == "flashmla_kv" else {}
             backends = {"dsa_prefill_backend": backend, "dsa_decode_backend": backend}
-            found[f"deepseek_v32-{backend}-{graphs}"] = (
-                "deepseek_v32",
-                torch_choice | cache | backends,
-            )
-    found["kimi_linear-auto-eager"] = "kimi_linear", eager
+            for architecture in SPARSE_MODELS:
+                found[f"{architecture}-{backend}-{graphs}"] = (
+                    architecture,
+                    torch_choice | cache | backends,
+                )
+    found["kimi_linear-triton-eager"] = "kimi_linear", eager | {"attention_backend": "triton"}
     found["longcat_flash-auto-eager"] = "longcat_flash", eager
     return found
 
@@ -127,7 +127,7 @@ def ask_sglang(
     import sglang
     import sglang_decisions
 
-    config = json.loads((checkpoint / "config.json").read_text())
+    num_layers = json.loads((checkpoint / "config.json").read_text())["num_hidden_layers"]
     os.environ.update(sglang_decisions.ENVIRONMENT)
     sglang_decisions.ask_for_indices()
     base = sglang_decisions.OPTIONS | {
@@ -161,8 +161,8 @@ def ask_sglang(
         "logprobs": [[entry[0] for entry in meta["input_token_logprobs"][1:]] for meta in read],
         "generated": [[entry[1] for entry in entries] for entries in generated],
         "generated_logprobs": [[entry[0] for entry in entries] for entries in generated],
-        "decisions": [sglang_decisions.of_answer(meta, config) for meta in read],
-        "generated_decisions": [sglang_decisions.of_answer(meta, config) for meta in written],
+        "decisions": [sglang_decisions.of_answer(meta, num_layers) for meta in read],
+        "generated_decisions": [sglang_decisions.of_answer(meta, num_layers) for meta in written],
     }
 
 

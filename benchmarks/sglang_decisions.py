@@ -21,11 +21,8 @@ OPTIONS = {"enable_return_routed_experts": True, "enable_return_indexer_topk": T
 """Arguments of `sglang.Engine`."""
 ENVIRONMENT = {"SGLANG_DSA_FUSE_TOPK": "0"}
 """Otherwise the indexer's choice is made of slots of the cache, and none of positions."""
-STAGES = {
-    "experts": ("routed_experts", "num_experts_per_tok"),
-    "index": ("indexer_topk", "index_topk"),
-}
-"""Stage -> its key in `meta_info`, and the key in `config.json` for how many ids a row has."""
+STAGES = {"experts": "routed_experts", "index": "indexer_topk"}
+"""Stage -> its key in `meta_info`."""
 
 
 def ask_for_indices() -> None:
@@ -38,21 +35,21 @@ def ask_for_indices() -> None:
 
 
 def of_answer(
-    meta_info: Mapping[str, Any], config: Mapping[str, Any]
+    meta_info: Mapping[str, Any], num_layers: int
 ) -> dict[str, dict[str, dict[str, Any]]]:
     """The decisions of an answer: stage -> layer -> packed ids [T, k] by position.
 
-    `meta_info` is SGLang's. Its ids are int32 in base64, [T, layers, k], with zeros where nothing
-    decided. `config` is the checkpoint's configuration.
+    `meta_info` is SGLang's. Its ids are int32 in base64, [T, num_layers, k], with zeros where
+    nothing decided. The last token was not computed, so T is one less than all tokens.
     """
     found: dict[str, dict[str, dict[str, Any]]] = {}
-    for stage, (key, width) in STAGES.items():
+    for stage, key in STAGES.items():
         if not (text := meta_info.get(key)):
             continue
         data = bytearray(base64.b64decode(text))
-        shape = (-1, config["num_hidden_layers"], config[width])
-        ids = torch.frombuffer(data, dtype=torch.int32).view(shape)
-        deciding = [layer for layer in range(shape[1]) if ids[:, layer].any()]
+        num_tokens = meta_info["prompt_tokens"] + meta_info["completion_tokens"] - 1
+        ids = torch.frombuffer(data, dtype=torch.int32).view(num_tokens, num_layers, -1)
+        deciding = [layer for layer in range(num_layers) if ids[:, layer].any()]
         found[stage] = {str(layer): packed(_rows(ids[:, layer], stage)) for layer in deciding}
     return found
 
