@@ -169,9 +169,9 @@ def work_and_report(
     code.
 
     `stop` ends the workers after Ctrl-C. `before_report` gets the reason for an early end, or an
-    empty string, and stores what is left. `report` prints the run and returns the exit code of a
-    complete run. Raises an InputError of the work, unless a failure was seen before it, and
-    GoneError if the folder of the run was deleted.
+    empty string, and stores what is left. `report` gets the view of the reports, prints the run and
+    returns the exit code of a complete run. Raises an InputError of the work, unless a failure was
+    seen before it, and GoneError if the folder of the run was deleted.
     """
     ended = ""
     code = 0
