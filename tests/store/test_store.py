@@ -64,6 +64,12 @@ def test_a_run_reads_back_equal(tmp_path: Path) -> None:
     assert again.faults() == [fault]
 
 
+def test_a_command_with_a_path_whose_bytes_are_no_text_reads_back_equal(tmp_path: Path) -> None:
+    command = "mla-harness run --out o\udcff"
+    store = RunStore.create(tmp_path, (), command=command)
+    assert RunStore.open(store.path).plan.command == command
+
+
 def test_results_come_in_the_order_of_the_plan_and_what_never_ran_is_marked(tmp_path: Path) -> None:
     store = fresh(tmp_path, "a", "b", "c")
     store.add(result("c"))
