@@ -108,6 +108,11 @@ class Params(Record):
         limit: float | None = self._of("timeout_seconds")
         return limit
 
+    @property
+    def num_call_tokens(self) -> int:
+        """Tokens of a kernel's call: the parameter `num_tokens`, or 0 for a case without it."""
+        return int(self._of("num_tokens", 0))
+
     def _of(self, name: str, otherwise: Any = None) -> Any:
         return getattr(self, name) if name in type(self).model_fields else otherwise
 

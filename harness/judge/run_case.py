@@ -161,7 +161,7 @@ def _raised_at(error: Exception) -> str:
 
 def _outcome(job: Job) -> Outcome:
     # A verdict on a kernel is to be had in a minute. A run takes its time.
-    if job.cell and (reason := too_many_tokens(int(dict(job.case.params).get("num_tokens", 0)))):
+    if job.cell and (reason := too_many_tokens(job.case.params.num_call_tokens)):
         return _skip([reason])
     try:
         load_kernels(job.plugins, job.cell)
