@@ -35,16 +35,7 @@ def repro(cli: Cli, scenarios: Path) -> Cli:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(
-    "selector",
-    [
-        "merge",
-        *(
-            pytest.param(name, marks=pytest.mark.nightly)
-            for name in ("36540", "merge[num_with_context=7]")
-        ),
-    ],
-)
+@pytest.mark.parametrize("selector", ["merge", "36540", "merge[num_with_context=7]"])
 def test_a_known_bug_is_found_made_small_and_written_once_it_is_seen(
     repro: Cli, tmp_path: Path, selector: str, approved: Approved
 ) -> None:
@@ -170,16 +161,7 @@ def merge(prefix_out, prefix_lse, suffix_out, suffix_lse, *, num_tokens_with_con
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(
-    "scenario",
-    [
-        "decode-kernel",
-        *(
-            pytest.param(name, marks=pytest.mark.nightly)
-            for name in ("context-kernel", "merge-kernel")
-        ),
-    ],
-)
+@pytest.mark.parametrize("scenario", ["decode-kernel", "context-kernel", "merge-kernel"])
 def test_a_kernel_without_an_lse_leaves_as_a_script_that_asks_for_none(
     cli: Cli, tmp_path: Path, scenario: str, approved: Approved
 ) -> None:

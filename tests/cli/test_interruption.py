@@ -110,9 +110,7 @@ def test_a_killed_run_is_resumed_where_it_was(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(
-    "number", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.nightly)]
-)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_a_selftest_that_was_stopped_keeps_what_its_faults_gave_and_goes_on(
     tmp_path: Path, number: signal.Signals, monkeypatch: pytest.MonkeyPatch, approved: Approved
 ) -> None:
