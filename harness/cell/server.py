@@ -24,7 +24,7 @@ import torch
 import harness
 from harness.cell import inside, walls
 from harness.cell.channel import Channel
-from harness.run.launch import die_with_parent
+from harness.run.launch import die_with_parent, end_imports
 
 HIDDEN = Path(harness.__file__).parent
 """Folder of the judge's code, which no cell sees."""
@@ -35,9 +35,9 @@ DIED = struct.Struct("!i")
 
 def main(path: str) -> None:
     """Accept connections until the parent dies."""
+    end_imports()
     # A fork has one thread. The pool of torch's threads would be gone in a cell, and waited for.
     torch.set_num_threads(1)
-    die_with_parent()
     _keep_triton_cache()
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(path)

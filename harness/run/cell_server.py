@@ -21,8 +21,10 @@ class CellServer:
         """Start it, without waiting. Raises HarnessError if it cannot be started."""
         self._folder = tempfile.TemporaryDirectory(prefix="mla-harness-cells-")
         self.path = str(Path(self._folder.name) / "socket")
+        # The server dies with this process, and begins to import at once.
+        words = ["harness.run.launch", str(os.getpid()), "harness.cell.server", self.path]
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "harness.cell.server", self.path],
+            [sys.executable, "-P", "-m", *words],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             # Ctrl-C then reaches this process alone, which ends the server. The cells die with it.

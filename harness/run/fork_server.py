@@ -8,6 +8,7 @@ and it runs nothing else, so no thread of its own is lost in a fork.
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import math
 import os
@@ -24,7 +25,7 @@ from typing import NoReturn
 from harness.core.errors import HarnessError
 from harness.core.params import Record
 from harness.run.child import TICK_SECONDS, Child
-from harness.run.launch import die_with_parent
+from harness.run.launch import die_with_parent, end_imports
 from harness.run.protocol import Parent, Reply, run_child
 
 
@@ -229,11 +230,13 @@ class Forks:
 def _serve(parent: Parent) -> None:
     server = os.getpid()
     before = dict(os.environ)
+    gc.disable()
     for module in sys.argv[1:]:
         name, _, function = module.partition(":")
         owner = importlib.import_module(name)
         if function:
             getattr(owner, function)()
+    end_imports()
     # Imports set variables that code reads once: a fork of the imported process needs them.
     imported = {name: value for name, value in os.environ.items() if before.get(name) != value}
     torch = sys.modules.get("torch")

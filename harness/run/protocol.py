@@ -19,6 +19,7 @@ from typing import Any, NoReturn, TypeVar
 
 from harness.core.errors import HarnessError, InputError, NoRoomError, named, stack_of
 from harness.core.params import Record
+from harness.run.launch import end_imports
 
 MAX_SENTENCE = 1000
 
@@ -128,6 +129,7 @@ def run_child(main: Callable[[Parent], None]) -> NoReturn:
     faulthandler.enable(all_threads=True)
     # After the stack the signal ends the process, so the parent sees that the stack is whole.
     faulthandler.register(signal.SIGUSR1, all_threads=True, chain=True)
+    end_imports()
     code = 0
     try:
         main(parent)
