@@ -38,6 +38,12 @@ SPARSE = ("FLASHMLA_SPARSE", "FLASHINFER_MLA_SPARSE_SM90", "FLASH_ATTN_MLA_SPARS
 SPARSE_MODELS = ("deepseek_v32", "glm_moe_dsa")
 CHUNKS = {"max_num_batched_tokens": 96, "enable_chunked_prefill": True}
 SELECTED = 512
+LONG: dict[str, Any] = {
+    "max_model_len": 4096,
+    # It would compile many kernels that no prompt needs, for minutes.
+    "kernel_config": {"enable_jit_warmup": False, "enable_flashinfer_autotune": False},
+}
+"""For DeepSeek V4, whose indexer chooses past 2,048 tokens."""
 
 
 def cases(with_faults: bool) -> dict[str, tuple[str, dict[str, Any]]]:
@@ -52,6 +58,7 @@ def cases(with_faults: bool) -> dict[str, tuple[str, dict[str, Any]]]:
         options |= {"attention_backend": backend} if backend else {}
         options |= {"kv_cache_dtype": cache} if cache != "auto" else {}
         options |= {"skip_tokenizer_init": False} if architecture == "kimi_linear" else {}
+        options |= LONG if architecture == "deepseek_v4" else {}
         found[name] = (architecture, options)
 
     if with_faults:
@@ -117,6 +124,10 @@ def sglang_cases(with_faults: bool) -> dict[str, tuple[str, dict[str, Any]]]:
                 )
     found["kimi_linear-triton-eager"] = "kimi_linear", eager | {"attention_backend": "triton"}
     found["longcat_flash-auto-eager"] = "longcat_flash", eager
+    found["deepseek_v4-auto-eager"] = (
+        "deepseek_v4",
+        eager | {"context_length": 4096, "page_size": 256},
+    )
     return found
 
 

@@ -55,6 +55,10 @@ class Recorder:
                 width = impl.topk_indices_buffer.shape[1]
                 key = self._buffer("index", int(layer[1]), capacity, width, runner.device)
                 impl.record_logical_topk_ready = self._after_indexer(impl, key)
+            elif chooses_entries(module):
+                width = module.topk_indices_buffer.shape[1]
+                key = self._buffer("index", int(layer[1]), capacity, width, runner.device)
+                module.forward_mqa = self._before_attention(module, key)
             elif router is not None and "select_experts" not in vars(router):
                 key = self._buffer(
                     "experts", int(layer[1]), capacity, int(router.top_k), runner.device
@@ -81,6 +85,17 @@ class Recorder:
             return result
 
         return record_logical_topk_ready
+
+    def _before_attention(self, module: Any, key: tuple[str, int]) -> Callable[..., Any]:
+        """The attention of DeepSeek V4, whose indexer has chosen when it begins."""
+        original = module.forward_mqa
+
+        @functools.wraps(original)
+        def forward_mqa(*args: Any, **kwargs: Any) -> Any:
+            self._copy(key, module.topk_indices_buffer)
+            return original(*args, **kwargs)
+
+        return forward_mqa
 
     def _after_router(self, router: Any, key: tuple[str, int]) -> Callable[..., Any]:
         original = router.select_experts
@@ -151,6 +166,12 @@ class Recorder:
         except Exception as error:
             self._note(f"{getattr(action, '__name__', action)}: {error!r}")
             return None
+
+
+def chooses_entries(module: Any) -> bool:
+    """Whether it is an attention of DeepSeek V4 with an indexer of compressed entries."""
+    parts = ("indexer", "topk_indices_buffer", "forward_mqa")
+    return all(getattr(module, name, None) is not None for name in parts)
 
 
 def rows_of_step(runner: Any, step: Any) -> tuple[list[tuple[str, int, int]], list[int]]:

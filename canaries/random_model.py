@@ -96,6 +96,8 @@ class Architecture:
 
     Engines round the inputs too.
     """
+    lengths: tuple[int, ...] = LENGTHS
+    """Tokens of the prompts."""
 
 
 ARCHITECTURES = {
@@ -132,6 +134,7 @@ ARCHITECTURES = {
             "index_n_heads": 64,
             "index_head_dim": 128,
             "index_topk": 512,
+            "max_position_embeddings": 4096,
             "num_hidden_layers": 3,
             "mlp_layer_types": ["hash_moe", "moe", "moe"],
             "layer_types": [
@@ -155,6 +158,8 @@ ARCHITECTURES = {
         re.compile(
             r"attn\.(w[qo]_[ab]|wkv|indexer\.wq_b)\.weight$|experts(\.\d+)?\.w[123]\.weight$"
         ),
+        # Four tokens are one entry of its indexer, which chooses among more than 512.
+        lengths=(*LENGTHS, 2600),
     ),
     "kimi_linear": Architecture(
         _COMMON
@@ -387,7 +392,7 @@ def write_checkpoint(name: str, out: Path, seed: int) -> Any:
     tokenizer.save(recall.tokenizer(known), out)
     config = json.loads((out / "config.json").read_text())
     (out / "config.json").write_text(json.dumps(config | ARCHITECTURES[name].more, indent=1))
-    sequences = prompts(model.config.vocab_size, seed)
+    sequences = prompts(model.config.vocab_size, seed, ARCHITECTURES[name].lengths)
     truth = [token_logprobs(model, tokens).tolist() for tokens in sequences]
     (out / PROMPTS).write_text(json.dumps({"sequences": sequences, "logprobs": truth}))
     return model
@@ -429,9 +434,10 @@ def write(name: str, out: Path, seed: int, *, quick: bool, progress: Callable[[s
     if quick:
         return
     sequences = []
-    for number, tokens in enumerate(prompts(model.config.vocab_size, seed)):
+    asked = prompts(model.config.vocab_size, seed, ARCHITECTURES[name].lengths)
+    for number, tokens in enumerate(asked):
         sequences.append(with_spread(model, tokens, seed + number))
-        progress(f"prompt {number + 1} of {len(LENGTHS)}: {len(tokens)} tokens")
+        progress(f"prompt {number + 1} of {len(asked)}: {len(tokens)} tokens")
     save_truth(out, {"architecture": name, "seed": seed, "sequences": sequences})
 
 

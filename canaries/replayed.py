@@ -136,11 +136,13 @@ def _decider(name: str) -> Decider | None:
 
 
 def _visible(decider: Decider, scores: Tensor) -> Tensor:
-    """The choices [T, n] bool that a position has: all experts; tokens up to itself."""
-    everything = torch.ones(scores.shape, dtype=torch.bool)
-    # Entries of compressed caches are fewer than positions.
+    """The choices [T, n] bool that a position has: all experts; tokens up to itself.
+
+    Entries of a compressed cache are fewer than positions. The model masks those of the future.
+    """
     is_causal = decider.stage == "index" and scores.shape[0] == scores.shape[1]
-    return everything.tril() if is_causal else everything
+    visible = ~scores.isneginf()
+    return visible.tril() if is_causal else visible
 
 
 @dataclass(slots=True)

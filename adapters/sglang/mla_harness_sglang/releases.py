@@ -26,20 +26,13 @@ def _has_kv_canary(params: SglangParams) -> bool:
     return params.kv_canary != "none"
 
 
-def _has_canary_mtp(params: SglangParams) -> bool:
-    return params.canary == "mtp"
-
-
-NOT_SERVED = (
-    NotServed(_has_kv_canary, "has no kv_canary", Releases(last="0.5.13")),
-    NotServed(
-        _has_canary_mtp,
-        "joins embedding and hidden state of a drafter by a kernel for more than 256 columns;"
-        " canary-mtp has 256",
-        Releases("0.5.15"),
-    ),
-)
+NOT_SERVED = (NotServed(_has_kv_canary, "has no kv_canary", Releases(last="0.5.13")),)
 """Cases that some releases do not serve."""
+
+WIDE_MODULE = Releases("0.5.15")
+"""Releases that join the embedding and the hidden state of a drafter by a kernel for more than 256
+columns, which is what canary-mtp has.
+"""
 
 
 def _one_kind_of_graphs(sizes: Sequence[int] | None) -> Options:

@@ -4,12 +4,14 @@ Python runs on a CPU.
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 from torch_poison.patterns import Poison
 
 from harness.api import Case
+from mla_harness_adapters import base
 from mla_harness_adapters.host_target import HostTarget, read_host
 from mla_harness_adapters.plan import Plan
 from mla_harness_adapters.served_target import BuiltFor, ServedTarget
@@ -17,12 +19,14 @@ from mla_harness_adapters.serving import ServeRequest, ServingProcess
 from mla_harness_sglang.faults import PATCHES
 from mla_harness_sglang.options import OPTION_ERRORS, engine_options, environ
 from mla_harness_sglang.params import SglangParams
-from mla_harness_sglang.releases import NOT_SERVED
+from mla_harness_sglang.releases import NOT_SERVED, WIDE_MODULE
 from mla_harness_sglang.serve.plan import MEMORY, PAGES
+from mla_harness_sglang.serve.wide_checkpoint import write_wide
 from mla_harness_sglang.tables import ENGINE
 
 QUESTIONS = "mla_harness_sglang.serve.child"
 """The module of a serving process."""
+WIDE_FOLDER = "wide-canary"
 SELECTING = ("triton",)
 """Backends that may be given pages with NaN in unused slots.
 
@@ -69,11 +73,27 @@ class SglangTarget(ServedTarget):
         plan = super().plan(folder, poison, is_eager=is_eager)
         return plan.but(poison=None) if is_eager else plan
 
+    def _serve(self, folder: Path, poison: Poison, **more: Any) -> None:
+        """See :meth:`ServedTarget._serve`. A wide checkpoint does not stay: it has 50 MB."""
+        try:
+            super()._serve(folder, poison, **more)
+        finally:
+            shutil.rmtree(folder / WIDE_FOLDER, ignore_errors=True)
+
+    @property
+    def _is_wide(self) -> bool:
+        """Whether the installed release needs more columns than the canary has."""
+        version = str(base.installed_version(ENGINE))
+        return self._params.canary == "mtp" and version in WIDE_MODULE
+
     def _process(self, plan: Plan, *, is_eager: bool) -> ServingProcess:
         """See :meth:`ServedTarget._process`."""
         options = engine_options(self._params, "none" if is_eager else self._params.graph)
         if self.gpus:
             options["base_gpu_id"] = self.gpus[0]
+        if self._is_wide:
+            wide = write_wide(self._params.checkpoint, Path(plan.folder) / WIDE_FOLDER)
+            options["model_path"] = str(wide)
         request = ServeRequest.of(self._params, plan, options)
         return ServingProcess(QUESTIONS, request, environ(is_faulty=bool(self.fault)), environ())
 

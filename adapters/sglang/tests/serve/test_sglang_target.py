@@ -322,29 +322,26 @@ def test_a_release_before_graphs_had_phases_gets_the_options_that_it_knows(
     assert not [name for name in old | none if name.startswith("cuda_graph_backend")]
 
 
-@pytest.mark.parametrize(
-    ("served", "skipped", "params"),
-    [
-        pytest.param("0.5.13", "0.5.12", {"kv_canary": "raise"}, id="no-check-of-owners"),
-        pytest.param(
-            "0.5.14",
-            "0.5.15",
-            {"canary": "mtp", "task": "drafts", "speculative": "mtp"},
-            id="more-columns-than-256",
-        ),
-    ],
-)
 def test_what_a_release_cannot_serve_is_skipped_with_that_reason(
-    served: str,
-    skipped: str,
-    params: dict[str, Any],
-    monkeypatch: pytest.MonkeyPatch,
-    approved: Approved,
+    monkeypatch: pytest.MonkeyPatch, approved: Approved
 ) -> None:
-    monkeypatch.setattr("mla_harness_adapters.base.installed_version", lambda engine: served)
-    assert SglangTarget.why_not(case(**params)) is None
-    monkeypatch.setattr("mla_harness_adapters.base.installed_version", lambda engine: skipped)
-    approved(str(SglangTarget.why_not(case(**params))))
+    checked = case(kv_canary="raise")
+    monkeypatch.setattr("mla_harness_adapters.base.installed_version", lambda engine: "0.5.13")
+    assert SglangTarget.why_not(checked) is None
+    monkeypatch.setattr("mla_harness_adapters.base.installed_version", lambda engine: "0.5.12")
+    approved(str(SglangTarget.why_not(checked)))
+
+
+@pytest.mark.parametrize(("version", "columns"), [("0.5.14", 256), ("0.5.15", 1024)])
+def test_a_module_has_the_columns_that_the_kernel_of_a_release_takes(
+    version: str, columns: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mla_harness_adapters.base.installed_version", lambda engine: version)
+    target = SglangTarget(drafting())
+    plan = target.plan(tmp_path, Poison("zeros", frozenset()))
+    options = target._process(plan, is_eager=False).request.options
+    config = json.loads(Path(str(options["model_path"]), "config.json").read_text())
+    assert config["hidden_size"] == columns
 
 
 @pytest.mark.nightly
