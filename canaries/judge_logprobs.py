@@ -37,7 +37,12 @@ def tokens_of(
 
 
 def beside(
-    truths: list[Tensor], found: list[list[float]], name: str, **samples: Tensor | None
+    truths: list[Tensor],
+    found: list[list[float]],
+    name: str,
+    *,
+    steady: Tensor,
+    free: Tensor | None,
 ) -> TokenLogprobs:
     """As `tokens_of`, from truths [n] of the sequences, and samples [S, n] of all."""
     lengths = [len(truth) for truth in truths]
@@ -48,11 +53,12 @@ def beside(
         )
     return TokenLogprobs(
         name,
+        steady=steady,
+        free=free,
         found=torch.tensor([value for values in found for value in values]).double(),
         truth=torch.cat(truths).double(),
         positions=torch.cat([torch.arange(1, length + 1) for length in lengths]),
         requests=torch.repeat_interleave(torch.tensor(lengths)),
-        **samples,
     )
 
 

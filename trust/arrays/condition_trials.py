@@ -23,6 +23,7 @@ from harness.core.cases import Job
 from harness.core.conditions.engine import SPACE
 from harness.core.conditions.model import Combination, Space, words
 from harness.core.conditions.table import SPACES, key_of, space_for
+from harness.core.errors import HarnessError
 from harness.core.kernels import KernelSpec
 from harness.core.ops import OPS
 from harness.core.records import FAILED, CaseResult, Verdict
@@ -190,6 +191,8 @@ def main(parent: Parent) -> None:
     parts = [able[number :: request.workers] for number in range(request.workers)]
     clean: dict[str, tuple[CaseResult, Outputs, float]] = {}
     for _, part in in_forks(parts, look, request.workers):
+        if isinstance(part, Died):
+            raise HarnessError(f"the calls without an error ended with {part.exit_code}")
         if part:
             clean |= torch.load(io.BytesIO(part), weights_only=False)
     unused = [

@@ -304,7 +304,7 @@ def _with_slots(batch: Batch, rows: Tensor, change: Callable[[Tensor], Tensor]) 
 
     `change` gets the slots [T].
     """
-    found: dict[str, Tensor] = {}
+    found: dict[str, Any] = {}
     for name in ("slot_mapping", "window_slots"):
         if (slots := getattr(batch, name)) is not None:
             found[name] = slots.index_copy(0, rows, change(slots))

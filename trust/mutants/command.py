@@ -18,6 +18,7 @@ from harness.core.checkout import ROOT, on_path
 from harness.core.errors import InputError
 from harness.report.console import table
 from harness.report.progress import Waiting
+from harness.report.run_view import RunView
 from harness.report.wording import one_line, printable
 from harness.run.child import ONE_THREAD, Child
 from harness.run.environment import num_usable_cores
@@ -155,7 +156,7 @@ def try_mutants(store: RunStore, *, workers: int | None, as_json: bool) -> int:
                     add_mutant(store, MutantResult.model_validate(found["mutant"]))
                     live.update(score(mutants_of(store)).statement)
 
-    def report() -> int:
+    def report(view: RunView) -> int:
         results = mutants_of(store)
         _print(screen, results, unused)
         screen.print(f"report: {store.path / 'report.html'}", soft_wrap=True)

@@ -222,7 +222,7 @@ def drawn_ids() -> list[DrawnId]:
         for number, case in enumerate(drawn_cases(drawing, SEED)):
             if case.system != "engine":
                 found.append((name, case.id, {}))
-                calls.setdefault(case.op, []).append((name, case))
+                calls.setdefault(str(case.op), []).append((name, case))
             elif number % 4:
                 engines.append((name, case))
             else:
@@ -370,8 +370,8 @@ def _outputs(job: Job) -> Result:
     rows += [one.replayed[one.live] for one in [*notes.twins.replays, *notes.twins.drafts]]
     counts = tuple((one.name, one.found) for one in [*served.counts, *served.counts_at_end()])
     given = [(one.request, tuple(one.tokens)) for epoch in served.epochs for one in epoch]
-    exact = (counts, tuple(given), served.engine.pool.free_blocks)
-    return Values(tuple((row[None], target._bound) for row in rows), exact)
+    state = (counts, tuple(given), served.engine.pool.free_blocks)
+    return Values(tuple((row[None], target._bound) for row in rows), state)
 
 
 def _bits(tensor: torch.Tensor) -> bytes:

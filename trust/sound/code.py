@@ -365,8 +365,8 @@ def _latent_attention(
     `largest` is the largest element of the queries of the batch, which share a scale.
     """
     q_dtype, unit, after = q.dtype, 1.0, 1.0
-    is_scaled = cache_dtype == torch.float8_e4m3fn and kv_scale is not None
-    factor = float(kv_scale) if is_scaled else 1.0
+    is_scaled = cache_dtype == torch.float8_e4m3fn
+    factor = float(kv_scale) if is_scaled and kv_scale is not None else 1.0
     q, is_fp8 = q.float(), cache_dtype == torch.float8_e4m3fn and q_dtype == torch.bfloat16
     if is_fp8 and style.products == "fp8":
         unit = largest / 448 or 1.0
