@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from harness import Finding, Refused, first_nan, kernel
+    from harness.loop import judge_kernel as judge
 
-__all__ = ["Finding", "Refused", "first_nan", "kernel", "own_names"]
+__all__ = ["Finding", "Refused", "first_nan", "judge", "kernel", "own_names"]
 
 PACKAGE = "harness"
 FOLDER = Path(__file__).resolve().parent / PACKAGE
@@ -31,6 +32,9 @@ _ours: dict[str, ModuleType] = {}
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name == "judge":
+        # `harness.judge` is a package.
+        return _judge
     is_alone = PACKAGE not in sys.modules or _is_ours(sys.modules[PACKAGE])
     with own_names():
         found = getattr(importlib.import_module(PACKAGE), name)
@@ -48,6 +52,12 @@ def _kernel(*positional: object, **promises: Any) -> Callable[[Any], Any]:
             return register(function)
 
     return registered
+
+
+def _judge(*positional: Any, **named: Any) -> Any:
+    """:func:`harness.loop.judge_kernel`, in a project with a `harness` of its own too."""
+    with own_names():
+        return importlib.import_module(f"{PACKAGE}.loop").judge_kernel(*positional, **named)
 
 
 @contextlib.contextmanager

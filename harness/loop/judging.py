@@ -1,8 +1,8 @@
 """Verdicts of kernels as a library.
 
-    from harness.loop import judge_kernel
+    from mla_harness import judge
 
-    verdict = judge_kernel("attempt.py:decode", op="mla_decode", seconds=5.0)
+    verdict = judge("attempt.py:decode", op="mla_decode", seconds=5.0)
 
 The kernel runs in a cell (:mod:`harness.cell`), the judge in this process. The server of cells, the
 scenarios and the cases stay from one verdict to the next, so a verdict takes what its calls take.
@@ -240,7 +240,10 @@ def judge_kernel(
     seconds: float | None = None,
     **promises: Any,
 ) -> KernelVerdict:
-    """Judge a kernel on a CPU with a judge that this process keeps: see :meth:`Judge.judge`."""
+    """Judge a kernel on a CPU with a judge that this process keeps: see :meth:`Judge.judge`.
+
+    Users import it as `mla_harness.judge`.
+    """
     global _default
     if _default is None:
         _default = Judge()

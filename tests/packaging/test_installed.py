@@ -198,7 +198,24 @@ def test_the_name_that_no_project_has_offers_what_the_package_offers() -> None:
     import harness
     import mla_harness
 
-    assert set(mla_harness.__all__) - {"own_names"} == set(harness.__all__) - {"__version__"}
+    assert set(mla_harness.__all__) - {"judge", "own_names"} == set(harness.__all__) - {
+        "__version__"
+    }
     assert all(getattr(mla_harness, name) is getattr(harness, name) for name in ("kernel",))
     with pytest.raises(AttributeError, match="no attribute"):
         _ = mla_harness.nothing
+
+
+def test_a_program_judges_kernels_by_the_name_that_no_project_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from mla_harness import judge
+
+    asked = []
+
+    def judge_kernel(*given: object, **more: object) -> None:
+        asked.append((given, more))
+
+    monkeypatch.setattr("harness.loop.judge_kernel", judge_kernel)
+    judge("attempt.py:decode", op="mla_decode", seconds=5.0)
+    assert asked == [(("attempt.py:decode",), {"op": "mla_decode", "seconds": 5.0})]

@@ -29,9 +29,9 @@ def _has_kv_canary(params: SglangParams) -> bool:
 NOT_SERVED = (NotServed(_has_kv_canary, "has no kv_canary", Releases(last="0.5.13")),)
 """Cases that some releases do not serve."""
 
-WIDE_MODULE = Releases("0.5.15")
-"""Releases that join the embedding and the hidden state of a drafter by a kernel for more than 256
-columns, which is what canary-mtp has.
+NEEDS_WIDE_MODULE = {Releases(last="0.5.15"): False, Releases("0.5.15"): True}
+"""Whether a kernel joins the embedding and the hidden state of a drafter, which takes more than 256
+columns: canary-mtp has no more.
 """
 
 

@@ -14,12 +14,13 @@ from harness.api import Case
 from mla_harness_adapters import base
 from mla_harness_adapters.host_target import HostTarget, read_host
 from mla_harness_adapters.plan import Plan
+from mla_harness_adapters.releases import of_release
 from mla_harness_adapters.served_target import BuiltFor, ServedTarget
 from mla_harness_adapters.serving import ServeRequest, ServingProcess
 from mla_harness_sglang.faults import PATCHES
 from mla_harness_sglang.options import OPTION_ERRORS, engine_options, environ
 from mla_harness_sglang.params import SglangParams
-from mla_harness_sglang.releases import NOT_SERVED, WIDE_MODULE
+from mla_harness_sglang.releases import NEEDS_WIDE_MODULE, NOT_SERVED
 from mla_harness_sglang.serve.plan import MEMORY, PAGES
 from mla_harness_sglang.serve.wide_checkpoint import write_wide
 from mla_harness_sglang.tables import ENGINE
@@ -84,7 +85,7 @@ class SglangTarget(ServedTarget):
     def _is_wide(self) -> bool:
         """Whether the installed release needs more columns than the canary has."""
         version = str(base.installed_version(ENGINE))
-        return self._params.canary == "mtp" and version in WIDE_MODULE
+        return self._params.canary == "mtp" and of_release(version, NEEDS_WIDE_MODULE)
 
     def _process(self, plan: Plan, *, is_eager: bool) -> ServingProcess:
         """See :meth:`ServedTarget._process`."""
