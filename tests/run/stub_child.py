@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import signal
 import sys
@@ -14,6 +15,8 @@ from harness.core.files import write_atomic
 from harness.core.params import Record
 from harness.run.child import Child
 from harness.run.protocol import Parent, Reply, run_child
+
+COLLECTS_AT_IMPORT = gc.isenabled()
 
 
 class Do(Record):
@@ -70,6 +73,9 @@ def main(parent: Parent) -> None:
             time.sleep(3600)
         elif do.what == "environ":
             parent.reply(Reply(result={"value": os.environ.get(do.text)}))
+        elif do.what == "garbage":
+            found = {"at_import": COLLECTS_AT_IMPORT, "now": gc.isenabled()}
+            parent.reply(Reply(result=found | {"kept": gc.get_freeze_count() > 0}))
         elif do.what == "pid":
             parent.reply(Reply(result={"pid": os.getpid()}))
         parent.reply(Reply(result={"arguments": sys.argv[1:]}))

@@ -85,6 +85,12 @@ def test_a_child_has_no_input_but_its_requests(start: Start) -> None:
     assert child.receive().result == {"read": ""}
 
 
+def test_a_child_looks_for_garbage_after_its_imports_and_not_among_them(start: Start) -> None:
+    child = start()
+    child.send(Do(what="garbage"))
+    assert child.receive().result == {"at_import": False, "now": True, "kept": True}
+
+
 def test_a_log_with_a_name_stays_and_begins_anew(start: Start, tmp_path: Path) -> None:
     (tmp_path / "child.log").write_text("of another run\n")
     child = start(log=tmp_path / "child.log")
