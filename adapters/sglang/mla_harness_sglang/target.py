@@ -22,7 +22,6 @@ from mla_harness_sglang.options import OPTION_ERRORS, engine_options, environ
 from mla_harness_sglang.params import SglangParams
 from mla_harness_sglang.releases import NEEDS_WIDE_MODULE, NOT_SERVED
 from mla_harness_sglang.serve.plan import MEMORY, PAGES
-from mla_harness_sglang.serve.wide_checkpoint import write_wide
 from mla_harness_sglang.tables import ENGINE
 
 QUESTIONS = "mla_harness_sglang.serve.child"
@@ -93,6 +92,9 @@ class SglangTarget(ServedTarget):
         if self.gpus:
             options["base_gpu_id"] = self.gpus[0]
         if self._is_wide:
+            # It needs an extra, which a list of cases does not.
+            from mla_harness_sglang.serve.wide_checkpoint import write_wide
+
             wide = write_wide(self._params.checkpoint, Path(plan.folder) / WIDE_FOLDER)
             options["model_path"] = str(wide)
         request = ServeRequest.of(self._params, plan, options)
