@@ -140,9 +140,10 @@ def _visible(decider: Decider, scores: Tensor) -> Tensor:
 
     Entries of a compressed cache are fewer than positions. The model masks those of the future.
     """
-    is_causal = decider.stage == "index" and scores.shape[0] == scores.shape[1]
+    if decider.stage != "index":
+        return torch.ones(scores.shape, dtype=torch.bool)
     visible = ~scores.isneginf()
-    return visible.tril() if is_causal else visible
+    return visible.tril() if scores.shape[0] == scores.shape[1] else visible
 
 
 @dataclass(slots=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Self
 
 from harness.core.errors import HarnessError
+from harness.run.launch import words_of
 
 
 class CellServer:
@@ -21,10 +22,9 @@ class CellServer:
         """Start it, without waiting. Raises HarnessError if it cannot be started."""
         self._folder = tempfile.TemporaryDirectory(prefix="mla-harness-cells-")
         self.path = str(Path(self._folder.name) / "socket")
-        # The server dies with this process, and begins to import at once.
-        words = ["harness.run.launch", str(os.getpid()), "harness.cell.server", self.path]
+        words = words_of("harness.cell.server", self.path, parent=os.getpid())
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", *words],
+            [sys.executable, *words],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             # Ctrl-C then reaches this process alone, which ends the server. The cells die with it.

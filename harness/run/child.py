@@ -29,6 +29,7 @@ from harness.core.crash_stack import shortened
 from harness.core.errors import HarnessError, InputError, NoRoomError
 from harness.core.files import keep_for_reader
 from harness.core.params import Record
+from harness.run.launch import words_of
 from harness.run.protocol import Reply, encode
 
 LOG_TAIL_BYTES = 6_000
@@ -192,9 +193,8 @@ class Child:
                 # The child ends with its parent. Behind a prefix, such as a sanitizer, that program
                 # is its parent.
                 parent = 0 if prefix else os.getpid()
-                words = ["harness.run.launch", str(parent), module, str(replies), *arguments]
-                # -P: the working directory may hold a `torch.py` of the user.
-                program = [*prefix, python, "-P", "-m", *words]
+                words = words_of(module, str(replies), *arguments, parent=parent)
+                program = [*prefix, python, *words]
                 self._process = _started(program, log_of_child, replies, settings)
         except BaseException as error:
             os.close(self._stream)

@@ -8,7 +8,6 @@ and it runs nothing else, so no thread of its own is lost in a fork.
 from __future__ import annotations
 
 import contextlib
-import gc
 import importlib
 import math
 import os
@@ -25,7 +24,7 @@ from typing import NoReturn
 from harness.core.errors import HarnessError
 from harness.core.params import Record
 from harness.run.child import TICK_SECONDS, Child
-from harness.run.launch import die_with_parent, end_imports
+from harness.run.launch import begin_imports, die_with_parent, end_imports
 from harness.run.protocol import Parent, Reply, run_child
 
 
@@ -230,7 +229,7 @@ class Forks:
 def _serve(parent: Parent) -> None:
     server = os.getpid()
     before = dict(os.environ)
-    gc.disable()
+    begin_imports()
     for module in sys.argv[1:]:
         name, _, function = module.partition(":")
         owner = importlib.import_module(name)

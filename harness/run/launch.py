@@ -40,6 +40,23 @@ def _die_with_requests(requests: int) -> None:
     os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
+def words_of(module: str, *arguments: str, parent: int) -> list[str]:
+    """The arguments of Python that run `module` here, as a child of the process `parent`.
+
+    0 is for a child whose parent is another program.
+    """
+    # -P: the working directory may hold a `torch.py` of the user.
+    return ["-P", "-m", "harness.run.launch", str(parent), module, *arguments]
+
+
+def begin_imports() -> None:
+    """Have Python look for no garbage until :func:`end_imports`.
+
+    What is imported stays, so each look would be in vain, and torch alone would cause hundreds.
+    """
+    gc.disable()
+
+
 def end_imports() -> None:
     """Let Python look for garbage again, but not among what was imported.
 
@@ -58,7 +75,6 @@ if __name__ == "__main__":
     else:
         # A copy of the descriptor: the module puts /dev/null in the place of standard input.
         threading.Thread(target=_die_with_requests, args=(os.dup(0),), daemon=True).start()
-    # The module imports first. What it imports stays, so each look for garbage would be in vain,
-    # and torch alone would cause hundreds. :func:`end_imports` begins to look again.
-    gc.disable()
+    # The module imports first, and says itself when it has.
+    begin_imports()
     runpy.run_module(module, run_name="__main__", alter_sys=True)

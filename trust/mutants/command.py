@@ -171,7 +171,7 @@ def try_mutants(store: RunStore, *, workers: int | None, as_json: bool) -> int:
                 "statement": found.statement,
                 "mutants": every,
             }
-            print_json(summarise(store) | {"mutants": shown})
+            print_json(summarise(store, view.coverages) | {"mutants": shown})
         return 0 if results else 3
 
     return run_and_report.work_and_report(store, work, stop=lambda: None, report=report)

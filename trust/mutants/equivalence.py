@@ -222,7 +222,8 @@ def drawn_ids() -> list[DrawnId]:
         for number, case in enumerate(drawn_cases(drawing, SEED)):
             if case.system != "engine":
                 found.append((name, case.id, {}))
-                calls.setdefault(str(case.op), []).append((name, case))
+                assert case.op is not None  # as it calls a kernel
+                calls.setdefault(case.op, []).append((name, case))
             elif number % 4:
                 engines.append((name, case))
             else:

@@ -367,7 +367,7 @@ def _latent_attention(
     q_dtype, unit, after = q.dtype, 1.0, 1.0
     is_scaled = cache_dtype == torch.float8_e4m3fn
     factor = float(kv_scale) if is_scaled and kv_scale is not None else 1.0
-    q, is_fp8 = q.float(), cache_dtype == torch.float8_e4m3fn and q_dtype == torch.bfloat16
+    q, is_fp8 = q.float(), is_scaled and q_dtype == torch.bfloat16
     if is_fp8 and style.products == "fp8":
         unit = largest / 448 or 1.0
         q, after = _e4m3(q / unit).float() * unit, factor

@@ -73,10 +73,12 @@ class SglangTarget(ServedTarget):
         plan = super().plan(folder, poison, is_eager=is_eager)
         return plan.but(poison=None) if is_eager else plan
 
-    def _serve(self, folder: Path, poison: Poison, **more: Any) -> None:
+    def _serve(
+        self, folder: Path, poison: Poison, *, is_eager: bool = False, records: bool = False
+    ) -> None:
         """See :meth:`ServedTarget._serve`. A wide checkpoint does not stay: it has 50 MB."""
         try:
-            super()._serve(folder, poison, **more)
+            super()._serve(folder, poison, is_eager=is_eager, records=records)
         finally:
             shutil.rmtree(folder / WIDE_FOLDER, ignore_errors=True)
 

@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+WEIGHTS = "model.safetensors"
 TIMES = 4
 NORMS = re.compile(r"(input_layernorm|post_attention_layernorm|enorm|hnorm|model\.norm|head\.norm)")
 ROWS = re.compile(r"(o_proj|down_proj)\.weight$")
@@ -29,7 +30,7 @@ def _wider(values: Tensor, dim: int) -> Tensor:
     """`values` with zeros behind its entries of `dim`."""
     shape = list(values.shape)
     shape[dim] *= TIMES - 1
-    return torch.cat([values, values.new_zeros(shape)], dim).contiguous()
+    return torch.cat([values, values.new_zeros(shape)], dim)
 
 
 def widened_weight(name: str, values: Tensor) -> Tensor:
@@ -46,10 +47,10 @@ def widened_weight(name: str, values: Tensor) -> Tensor:
 
 def write_wide(source: Path, out: Path) -> Path:
     """Write the checkpoint of `source` to `out`, with more columns. Returns `out`."""
-    shutil.copytree(source, out, dirs_exist_ok=True)
-    weights = load_file(source / "model.safetensors")
+    shutil.copytree(source, out, ignore=shutil.ignore_patterns(WEIGHTS), dirs_exist_ok=True)
+    weights = load_file(source / WEIGHTS)
     wide = {name: widened_weight(name, values) for name, values in weights.items()}
-    save_file(wide, out / "model.safetensors", metadata={"format": "pt"})
+    save_file(wide, out / WEIGHTS, metadata={"format": "pt"})
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))
     config["hidden_size"] *= TIMES
     config["rms_norm_eps"] /= TIMES
