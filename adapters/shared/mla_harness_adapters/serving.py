@@ -29,7 +29,7 @@ NAMED = re.compile(r"\w+(?:Error|Exception)\b")
 """The last line of a traceback."""
 _LOGGED = re.compile(r"^(?:\([^)]* pid=\d+\) )?(?:[A-Z]+ [-\d]+ [:\d]+ \[[^\]]*\] )?")
 """The prefix of a line of a worker process: the process, then level, time and place."""
-_RANK = re.compile(r"^\((\w*Worker[^)]*?) pid=\d+\) ")
+_RANK = re.compile(r"\((\w*Worker[^)]*?) pid=\d+\) ")
 """The rank of a line, such as Worker_TP1, as vLLM names its processes."""
 STARTED = "mla-harness: start took"
 """A line of a serving process: its engine has started, and questions follow."""
@@ -93,7 +93,7 @@ def last_words(log: str) -> str:
     """The line of a log with the cause: the last error, or the first error of a worker if the last
     has no cause.
     """
-    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    lines = [line.strip() for line in _lines(log) if line.strip()]
     errors = [line for line in lines if _ERROR.match(line) and NEVER_READY not in line]
     last = (errors or lines or ["it printed nothing"])[-1]
     if errors and not any(words in last for words in _ELSEWHERE):
@@ -108,7 +108,7 @@ def waits_for(log: str, num_ranks: int) -> str:
     first.
     """
     last: dict[str, str] = {}
-    for line in log.splitlines():
+    for line in _lines(log):
         if (found := _RANK.match(line)) and (words := _LOGGED.sub("", line).strip()):
             # A rank that prints again moves to the end.
             last.pop(found[1], None)
@@ -120,3 +120,11 @@ def waits_for(log: str, num_ranks: int) -> str:
         f"{'while it was asked' if STARTED in log else 'it had not started'}; last lines:"
         f" {' | '.join(lines)}"
     )
+
+
+def _lines(log: str) -> list[str]:
+    """The lines of a log that several ranks write.
+
+    A line and its end are two writes, so another rank's line can begin between them.
+    """
+    return _RANK.sub(r"\n\g<0>", log).splitlines()

@@ -25,7 +25,7 @@ from harness.run import child
 from harness.scenario.variant import changed
 from mla_harness_adapters.plan import Plan, ServePoison
 from mla_harness_adapters.report import first_nan_of_ranks
-from mla_harness_adapters.serving import STARTED, ServingProcess, waits_for
+from mla_harness_adapters.serving import STARTED, ServingProcess, last_words, waits_for
 from mla_harness_vllm.options import environ, llm_options
 from mla_harness_vllm.params import VllmParams
 from mla_harness_vllm.ranks import NO_MULTICAST, known_to_hang, rank_environ
@@ -177,6 +177,15 @@ def test_the_rank_that_was_silent_first_stands_in_front_and_one_without_a_line_i
         " waiting\n(Worker_TP1 pid=2) \n"
     )
     approved([waits_for(log, 2), waits_for(log, 3), waits_for(f"{STARTED} 3 s\nasking\n", 1)])
+
+
+def test_a_rank_whose_line_begins_within_the_line_of_another_has_its_own() -> None:
+    log = (
+        "(Worker_TP1 pid=2) INFO 11-25 14:20:01 [a.py:1] reading(Worker_TP0 pid=1) INFO 11-25"
+        " 14:20:01 [a.py:2] RuntimeError: no memory\n\n"
+    )
+    assert waits_for(log, 2).endswith("Worker_TP1: reading | Worker_TP0: RuntimeError: no memory")
+    assert last_words(log) == "RuntimeError: no memory"
 
 
 def test_variables_that_wait_for_multicast_are_named_for_several_ranks_alone(
