@@ -114,7 +114,7 @@ class Judge:
     ) -> KernelVerdict:
         """Judge a function of a file, or `FILE:NAME`, as a kernel of `op`.
 
-        `seconds` ends the verdict early: the plain calls come first. `promises` are those of
+        `seconds` ends the verdict early: the most telling calls come first. `promises` are those of
         `@kernel`, such as `shapes="deepseek"`. Raises InputError for a function without a file, a
         file that does not import, and a signature that the op does not have.
         """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
 from harness.core.cases import Case
@@ -33,7 +33,7 @@ def scenarios_of_calls() -> tuple[Scenario, ...]:
 
 
 def calls_alone(kernels: Iterable[str], *, seed: int, selectors: Sequence[str] = ()) -> list[Case]:
-    """The calls of registered kernels, the plain ones first: what fails there needs no rare call.
+    """The calls of registered kernels, in the order in which they tell most in little time.
 
     `kernels` are names such as `mla_decode/mine`. A kernel of an op that is called with others only
     has none. Raises InputError for a selector that names none of them, and if a kernel's shapes fit
@@ -42,17 +42,31 @@ def calls_alone(kernels: Iterable[str], *, seed: int, selectors: Sequence[str] =
     judged = [name for name in kernels if _scenarios(KernelOverride.named(name))]
     if not judged:
         return []
+    stages: dict[str, int] = {}
 
     def choose(override: KernelOverride | None) -> list[Case]:
         assert override is not None  # as there are kernels
-        return select(_scenarios(override), selectors, seed=seed, override=override)
+        cases = select(_scenarios(override), selectors, seed=seed, override=override)
+        stages.update(_stages(cases))
+        return cases
 
-    return sorted(with_each(judged, choose), key=_how_rare)
+    return sorted(with_each(judged, choose), key=lambda case: stages[case.id])
 
 
-def _how_rare(case: Case) -> int:
-    """0 for a plain call, 1 for one at a limit, which takes longer, 2 for a drawn one."""
-    return 2 if is_drawn(case.id) else int(LIMITS in case.tags)
+def _stages(cases: Sequence[Case]) -> Iterator[tuple[str, int]]:
+    """The id of each call of a kernel, and when it is made.
+
+    First the plain ones: what fails there needs no rare call. Then half of the drawn ones, which
+    shows nearly all pairs of conditions, as a scenario of conditions has its most telling calls in
+    front. Then those at a limit, which take longer, and at last the other half.
+    """
+    num_left = sum(is_drawn(case.id) for case in cases) // 2
+    for case in cases:
+        if is_drawn(case.id):
+            yield case.id, 1 if num_left > 0 else 3
+            num_left -= 1
+        else:
+            yield case.id, 2 if LIMITS in case.tags else 0
 
 
 def _scenarios(override: KernelOverride) -> list[Scenario]:

@@ -235,6 +235,19 @@ def test_calls_that_are_not_needed_are_left_out() -> None:
     assert needed(TINY, calls[:1], 1.0) == [0]
 
 
+def test_the_call_that_shows_most_for_its_cost_stands_first_and_then_what_it_lacks() -> None:
+    from trust.arrays.covering_calls import most_telling_first
+
+    one, other = {"pages": "2", "order": "up", "kv": "bf16"}, {"pages": "0", "kv": "fp8"}
+    calls = [
+        (TINY.shown({"points": points}), cost)
+        for points, cost in (([one], 4.0), ([other], 1.0), ([one, other], 2.0), ([one], 3.0))
+    ]
+    assert most_telling_first(TINY, calls)[0] == 2
+    assert most_telling_first(TINY, calls[:2]) == [1, 0]
+    assert most_telling_first(TINY, [calls[0], calls[1], calls[3]]) == [2, 1, 0]
+
+
 def test_the_stages_before_sparse_attention_are_read_from_their_arguments() -> None:
     import torch
 

@@ -11,6 +11,8 @@ from typing import Any
 from harness.core.conditions.model import Shown, Space, bits
 from harness.core.draws import Given, Wanted
 
+PAIR = 50
+"""A pair counts as so many triples."""
 CANDIDATES = 12
 """Calls drawn for each call that is kept."""
 
@@ -31,8 +33,8 @@ def covering_calls(
     """Calls that show every allowed pair and the share `triples` of the triples, and what they
     show.
 
-    Of the drawn calls, the one with the most new combinations for its `cost` is kept. A pair counts
-    as 50 triples. Where `show` is an estimate, `serve` returns what a kept call really shows. Other
+    Of the drawn calls, the one with the most new combinations for its `cost` is kept.
+    Where `show` is an estimate, `serve` returns what a kept call really shows. Other
     calls show the `known` points.
     """
     random, found, shown = Random(seed), [], Shown(space)
@@ -53,7 +55,7 @@ def covering_calls(
             given = draw(random, wanted())
             points = show(given)
             pairs, more = shown.gain(points)
-            value = (50 * pairs + more) / cost(given)
+            value = (PAIR * pairs + more) / cost(given)
             if best is None or value > best[0]:
                 best = (value, given, points)
         if best is not None and best[0] > 0:
@@ -96,6 +98,25 @@ def needed(space: Space, calls: Sequence[tuple[Sequence[str], float]], triples: 
         counts.subtract(_combinations(own[found]))
         kept.discard(found)
     return sorted(kept)
+
+
+def most_telling_first(space: Space, calls: Sequence[tuple[Sequence[str], float]]) -> list[int]:
+    """The numbers of `calls`, each with its points and its cost: next is the call that shows most
+    of what those before it do not, for its cost.
+    """
+    left, shown, found = list(range(len(calls))), Shown(space), []
+
+    def value(number: int) -> float:
+        points, cost = calls[number]
+        pairs, triples = shown.gain(points)
+        return (PAIR * pairs + triples) / cost
+
+    while left:
+        best = max(left, key=value)
+        left.remove(best)
+        shown.add(calls[best][0])
+        found.append(best)
+    return found
 
 
 def _combinations(shown: Mapping[tuple[int, int], int]) -> Iterator[tuple[int, ...]]:

@@ -34,7 +34,7 @@ from harness.ops.parts.record_formats import RECORDS
 from harness.scenario.calls import UNMET, drawn_call
 from harness.scenario.load import load_scenarios, shipped_directory
 from harness.scenario.point_case import seed_of
-from trust.arrays.covering_calls import covering_calls, needed
+from trust.arrays.covering_calls import covering_calls, most_telling_first, needed
 
 HEAD = """# Written by: python -m trust.arrays.write_op_conditions {op}
 name: {name}
@@ -172,6 +172,8 @@ def found_calls(op: str, most: int = 400) -> tuple[dict[str, dict[str, Any]], Sh
     shown, numbers = Shown(space), needed(space, served, LEAST)
     for number in numbers:
         shown.add(served[number][0])
+    order = most_telling_first(space, [served[number] for number in numbers])
+    numbers = [numbers[place] for place in order]
     return {f"c{number:02}": kept[number] for number in numbers}, shown
 
 
@@ -191,6 +193,21 @@ def document(op: str) -> str:
         op=op, name=name, tag=tag, count=len(calls), **{k: f"{v:,}" for k, v in counted.items()}
     )
     return head + "".join(f"    {name}: {_flow(op, given)}\n" for name, given in calls.items())
+
+
+def reordered(op: str) -> str:
+    """The scenario of an op as it stands, with its most telling calls in front."""
+    name, _, _ = NAMES[op]
+    (path,) = shipped_directory().glob(f"*/{name}.yaml")
+    text = path.read_text(encoding="utf-8")
+    calls = next(s for s in load_scenarios(path) if s.name == name).matrix["call"]
+    shown = [
+        show(op, dict(given), seed_of(f"{name}[call={label}]")) for label, given in calls.items()
+    ]
+    head, marker, rows = text.partition("  call:\n")
+    lines = rows.splitlines(keepends=True)
+    order = most_telling_first(SPACES[op], shown)
+    return head + marker + "".join([*(lines[n] for n in order), *lines[len(calls) :]])
 
 
 def report(shown: Shown) -> None:
@@ -562,9 +579,11 @@ if __name__ == "__main__":
     if op == "--unmet":
         write_unmet()
         sys.exit()
-    if op not in NAMES or real not in ([], ["--real"]):
+    how = real[0] if real else ""
+    writers = {"": document, "--real": real_document, "--order": reordered}
+    if op not in NAMES or len(real) > 1 or how not in writers:
         sys.exit(
-            f"usage: python -m trust.arrays.write_op_conditions [--real] {'|'.join(NAMES)}, or"
-            " --unmet after the last of them"
+            "usage: python -m trust.arrays.write_op_conditions [--real|--order]"
+            f" {'|'.join(NAMES)}, or --unmet after the last of them"
         )
-    print(real_document(op) if real else document(op), end="")
+    print(writers[how](op), end="")
