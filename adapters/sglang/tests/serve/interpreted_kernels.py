@@ -20,6 +20,8 @@ from harness.memory.triton_interpreter import prepare
 assert prepare(), "set TRITON_INTERPRET=1"
 
 import torch  # noqa: E402
+import triton  # noqa: E402
+import triton.language as tl  # noqa: E402
 
 from harness.core.cases import Job  # noqa: E402
 from harness.core.catalog import KERNELS  # noqa: E402
@@ -31,6 +33,15 @@ from mla_harness_sglang.releases import DECODE_ATTENTION, MERGE_STATE  # noqa: E
 
 SCORES = "sglang.kernels.ops.attention.score_mod"
 """What a decode kernel of 0.5.16 and later imports and calls. It imports nothing of SGLang."""
+KDA = Renamed(
+    (
+        "sglang.kernels.ops.attention.fla.chunk_intra",
+        "sglang.srt.layers.attention.fla.chunk_intra",
+    ),
+    "since 0.5.16",
+)
+KDA_DIAGONAL = "chunk_intra_token_parallel"
+"""The kernel of the diagonal blocks that `chunk_intra` does not compute itself."""
 
 
 def _file(folder: str, name: str) -> Path:
@@ -61,7 +72,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
         if name.partition(".")[0] != "sglang" or not _is_there(self._folder, name):
             return None
-        if name == SCORES:
+        if name == SCORES or name.endswith(KDA_DIAGONAL):
             return importlib.util.spec_from_file_location(name, _file(self._folder, name))
         return importlib.util.spec_from_loader(name, self)
 
@@ -147,6 +158,65 @@ def merge(folder: str) -> None:
         print(f"lse {empty}: {int(out.isnan().sum())} of {out.numel()} are NaN")
 
 
+@triton.jit
+def exp2(x: Any) -> Any:
+    """As SGLang's, which is of a library that the interpreter lacks."""
+    return tl.exp2(x)
+
+
+def stub(name: str, **values: Any) -> None:
+    """A module of SGLang that has these values."""
+    module = sys.modules[name] = _Empty(name)
+    vars(module).update(values)
+
+
+def scores_of_strong_decays(folder: str) -> None:
+    """The relative error of the scores q @ k within a chunk of KDA, by the most that a channel
+    decays in 16 tokens, for both ways in which SGLang computes the blocks of the diagonal.
+
+    Half of the channels do not decay, so that no score is 0.
+    """
+    autotune = triton.autotune
+    # The interpreter measures no time.
+    triton.autotune = lambda configs, key, **_: autotune([configs[0]], key)
+    room = next(name for name in KDA.names if _is_there(folder, name)).rpartition(".")[0]
+    stub(f"{room}.op", exp2=exp2, gather=None)
+    stub(
+        f"{room}.utils",
+        autotune_cache_kwargs={},
+        is_gather_supported=False,
+        is_tf32_supported=False,
+        tensor_cache=lambda function: function,
+    )
+    kernel = load(folder, KDA).chunk_kda_fwd_intra
+    torch.manual_seed(0)
+    num_tokens, width = 64, 32
+    q, k, v = torch.randn(3, 1, num_tokens, 1, width)
+    k = k / k.norm(dim=-1, keepdim=True)
+    beta = torch.full((1, num_tokens, 1), 0.5)
+    for bits in (120, 250):
+        # log2 of what is left of each channel, summed since the chunk began.
+        decay = torch.zeros(num_tokens, width)
+        decay[:, ::2] = -bits / 16
+        gate = decay.cumsum(0)
+        left = torch.exp2((gate[:, None] - gate[None]).clamp(max=0).double())
+        exact = torch.einsum("id,jd,ijd->ij", q[0, :, 0].double(), k[0, :, 0].double(), left).tril()
+        for title, is_fused in (("one kernel", True), ("token by token", False)):
+            _, _, _, _, found, _ = kernel(
+                q,
+                k,
+                v,
+                gk=gate[None, :, None].contiguous(),
+                beta=beta,
+                scale=1.0,
+                chunk_size=num_tokens,
+                fuse_diagonal=is_fused,
+                fuse_recompute=True,
+            )
+            error = (found[0, :, 0].double().tril() - exact).norm() / exact.norm()
+            print(f"2^-{bits} in 16 tokens, {title}: relative L2 {float(error):.4f}")
+
+
 if __name__ == "__main__":
     place, what, *more = sys.argv[1:]
     sys.meta_path.append(_Finder(place))
@@ -154,4 +224,8 @@ if __name__ == "__main__":
         found = decode(place, *more)
         print(found.verdict.value, *(f"{one.tensor}: {one.cause}" for one in found.findings))
     else:
-        {"merge": merge, "small": error_of_small_queries}[what](place)
+        {
+            "merge": merge,
+            "small": error_of_small_queries,
+            "decays": scores_of_strong_decays,
+        }[what](place)

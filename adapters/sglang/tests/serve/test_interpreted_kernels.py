@@ -51,3 +51,15 @@ def test_its_query_has_no_scale_so_small_and_large_ones_are_lost(folder: Path) -
 
 def test_a_merge_multiplies_an_empty_side_by_zero(folder: Path) -> None:
     assert printed(folder, "merge").count("512 of 512 are NaN") == 2
+
+
+def test_one_kernel_for_a_chunk_of_kda_loses_decays_past_the_exponents_of_float32(
+    folder: Path,
+) -> None:
+    """sgl-project/sglang#39971: a short prefill takes that kernel."""
+    errors = {
+        line.partition(": ")[0]: float(line.split()[-1])
+        for line in printed(folder, "decays").splitlines()
+    }
+    assert errors.pop("2^-250 in 16 tokens, one kernel") > 0.1
+    assert len(errors) == 3 and max(errors.values()) < 0.01
