@@ -8,6 +8,7 @@
 #   traces       two scripts and drawn traces against servers; a failing one is taken by every server, three times
 #                SERVERS="triton-eager flashmla-graphs" chooses some of them
 #   kit          SGLang's own attention suite, plainly and under poison
+#   decays       finding 30: a random Kimi Linear as released, and with the kernel that SGLang has for longer prefills
 #   checkpoints  random checkpoints beside transformers: CHECKPOINTS="deepseek_v2 deepseek_v32" are made, and ONLY chooses the cases
 # Each part ends after PART_SECONDS. Lines go to OUT/PART.txt, logs and runs to OUT/PART. PYTHONPATH names SGLang.
 set -u
@@ -93,8 +94,18 @@ reproductions() {
 }
 checkpoints() {
   local name
-  for name in ${CHECKPOINTS:-deepseek_v2}; do harness canary random "$name" --quick --out "$work/made/$name" 2>&1 | tail -2; done
+  for name in ${CHECKPOINTS-deepseek_v2}; do harness canary random "$name" --quick --out "$work/made/$name" 2>&1 | tail -2; done
   timeout -k 10 "$(left)" "$PYTHON" benchmarks/random_checkpoints.py "$work/made" "$work/said" --engine sglang --only "${ONLY:-deepseek_v2}" --jobs 6 --seconds "$(($(left) - 10))" 2>&1 | grep -aE 'median|FAILED' | cut -c1-240
+}
+decays() {
+  local kda
+  kda=$("$PYTHON" -c 'import importlib.util as u; print(u.find_spec("sglang").submodule_search_locations[0])')/kernels/ops/attention/fla/kda.py
+  cp "$kda" "$work/released.py"
+  CHECKPOINTS=kimi_linear ONLY=kimi_linear checkpoints; mv "$work/said" "$work/said-released"
+  sed -i 's/_small_grid = .* <= 256/_small_grid = False/' "$kda"
+  diff "$work/released.py" "$kda" && echo "decays: nothing was changed in $kda"
+  CHECKPOINTS="" ONLY=kimi_linear checkpoints; mv "$work/said" "$work/said-changed"
+  cp "$work/released.py" "$kda"
 }
 for what in "$@"; do
   SECONDS=0 work=$out/$what${GROUP:+-$GROUP}; mkdir -p "$work"
@@ -111,7 +122,7 @@ for what in "$@"; do
         cases select-topk --kernel sglang-fast-topk --set topk=2048 --set 'seq_lens=[100,2047,2048,2049,6000]'
         cases 'kernel-matrix-*[kernel=sglang*]' -m kernel-matrix --timeout 200;;
       survey-*) harness survey sglang --per-gpu "$JOBS" -n "$JOBS" --seconds 60 --out "$work/runs" 2>&1 | tail -40 | cut -c1-220;;
-      traces-*|kit-*|reproductions-*|checkpoints-*) "$what";;
+      traces-*|kit-*|reproductions-*|checkpoints-*|decays-*) "$what";;
       *) echo "unknown part $what";;
     esac
     echo "== $what${GROUP:+ $GROUP}: $SECONDS s"
