@@ -21,7 +21,7 @@ RUN = [one for name in PAGES for one in shown_in(ROOT / name) if not one.why_not
 def test_the_readme_shows_three_ways_in_and_names_a_reason_for_what_is_not_run() -> None:
     shown = shown_in(ROOT / "README.md")
     assert [one.command.split()[1] for one in shown if not one.why_not] == [
-        "run",
+        "judge",
         "repro",
         "epochs",
     ]
