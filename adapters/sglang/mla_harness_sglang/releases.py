@@ -96,11 +96,15 @@ PREFIX_LENGTH = Has("prefix_len", "later releases")
 """A number in place of the list of the prefix's slots."""
 
 # HiCache.
+HOST_LOAD = Has("needs_host_load_back", "later releases")
+"""A request says whether its prefix has to come back from the host."""
 HOST_MEMORY = Renamed((f"{_CACHE}.pool_host.common", f"{_CACHE}.memory_pool_host"))
 """The module with the functions that allocate memory of the host."""
 SPARSE_POOL = Renamed(("DSATokenToKVPool", "NSATokenToKVPool"), "since 0.5.13")
 STATES_WITH_INDEX = Has("use_dsa", "later releases")
 """A model may have recurrent states and index keys."""
+ALLOCATOR_OF_WINDOWS = Has(f"{_CACHE}.allocator.swa", "since 0.5.13")
+"""The module of the allocator of full slots and of slots of a window."""
 STATES_ON_HOST = Has("mamba_host_hit_length", "since 0.5.14")
 """A match counts the states that the host has."""
 SLOTS_OF_PATH = Has("path_device_indices", "later releases")

@@ -19,6 +19,7 @@ from torch_poison.patterns import Poison
 from harness.api import Count, Run
 from mla_harness_adapters.host_parts import of_all_rows
 from mla_harness_sglang.host.scheduling import (
+    FINISHED,
     VOCABULARY,
     WIDTH,
     Server,
@@ -230,10 +231,6 @@ def answered(play: Play, one: Live, *, is_decoded: bool) -> None:
     one.tokens.append(token)
     if not is_decoded:
         play.server.keep(one.req, is_chunked=False)
-
-
-FINISHED = object()
-"""Any reason: a request with one has finished."""
 
 
 def at_end(play: Play) -> None:

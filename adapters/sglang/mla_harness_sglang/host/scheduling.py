@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
 from sglang.srt.mem_cache import allocator, common
+from sglang.srt.mem_cache.base_prefix_cache import InitLoadBackParams
 from sglang.srt.mem_cache.cache_init_params import CacheInitParams
 from sglang.srt.mem_cache.memory_pool import MLATokenToKVPool, ReqToTokenPool
 from sglang.srt.sampling.sampling_params import SamplingParams
@@ -31,6 +32,7 @@ from mla_harness_sglang.releases import (
     EXTEND_RANGE,
     FILL_LENGTH,
     GROUPED_PREFILLS,
+    HOST_LOAD,
     KEEPS_TOKENS,
     LOCK_RECEIPT,
     OUTPUT_OF_BATCH,
@@ -44,6 +46,8 @@ RANK = 8
 ROPE = 4
 WIDTH = RANK + ROPE
 MAX_LENGTH = 512
+FINISHED = object()
+"""Any reason: a request with one has finished."""
 MODEL = SimpleNamespace(
     vocab_size=VOCABULARY,
     is_encoder_decoder=False,
@@ -86,36 +90,14 @@ def count_once(free: Tensor, where: str) -> Count:
     return Count("free slots, each once", len(set(free.tolist())), len(free), where)
 
 
-class Server:
-    """The memory of one server."""
+class Scheduler:
+    """What a scheduler does with requests: pools, allocator and radix cache are given to it."""
 
-    def __init__(
-        self, page_size: int, num_slots: int, num_rows: int, rank: int = RANK, rope: int = ROPE
-    ) -> None:
-        self.arguments = publish(page_size)
-        self.page_size = page_size
-        self.num_slots = num_slots
-        self.width = rank + rope
-        self.pool = MLATokenToKVPool(
-            num_slots, page_size, torch.float32, rank, rope, 1, "cpu", False
-        )
-        self.rows = ReqToTokenPool(num_rows, MAX_LENGTH, "cpu", False)
-        self.alloc = allocator_of(page_size, num_slots, self.pool)
-        self.tree = tree_of(
-            self.arguments,
-            CacheInitParams(
-                disable=False,
-                req_to_token_pool=self.rows,
-                token_to_kv_pool_allocator=self.alloc,
-                page_size=page_size,
-            ),
-        )
-
-    @property
-    def cache(self) -> Tensor:
-        """The one layer of the cache [slots, width]."""
-        layer: Tensor = self.pool.kv_buffer[0]
-        return layer.view(-1, self.width)
+    def __init__(self, rows: Any, alloc: Any, tree: Any) -> None:
+        self.page_size: int = tree.page_size
+        self.rows = rows
+        self.alloc = alloc
+        self.tree = tree
 
     def request(self, name: str, tokens: list[int], num_answers: int) -> Any:
         sampling = SamplingParams(max_new_tokens=num_answers)
@@ -132,6 +114,8 @@ class Server:
         Returns whether they reach the prompt's end.
         """
         req.init_next_round_input(*([self.tree] if is_first else []))
+        if is_first and HOST_LOAD.of(req) and req.needs_host_load_back():
+            self._load(req)
         total = len(req.origin_input_ids)
         start = prefix_length(req)
         end = min(total, start + most)
@@ -158,6 +142,19 @@ class Server:
                 # SGLang asks this mark whether the step's token is discarded.
                 setattr(req, mark.name, int(end < total))
         return end == total
+
+    def _load(self, req: Any) -> None:
+        """Have a prefix come back from the host, as `PrefillAdder` does."""
+        loaded, req.last_node = self.tree.init_load_back(
+            InitLoadBackParams(req.best_match_node, req.host_hit_length, req=req)
+        )
+        if PREFIX_LENGTH.of(req):
+            req.prefix_len += loaded
+        else:
+            req.prefix_indices = torch.cat([req.prefix_indices, loaded])
+        kept: Any = getattr(req, "kv", None)
+        # What belongs to the tree is not the request's to free.
+        (kept if ROW_IN_KV.of(kept) else req).cache_protected_len = prefix_length(req)
 
     def extend(self, reqs: list[Any]) -> Any:
         batch = ScheduleBatch.init_new(
@@ -195,6 +192,35 @@ class Server:
     def slots_of(self, req: Any, length: int) -> Tensor:
         slots: Tensor = self.rows.req_to_token[row_of(req), :length]
         return slots.long()
+
+
+class Server(Scheduler):
+    """The memory of one server."""
+
+    def __init__(
+        self, page_size: int, num_slots: int, num_rows: int, rank: int = RANK, rope: int = ROPE
+    ) -> None:
+        self.arguments = publish(page_size)
+        self.num_slots = num_slots
+        self.width = rank + rope
+        self.pool = MLATokenToKVPool(
+            num_slots, page_size, torch.float32, rank, rope, 1, "cpu", False
+        )
+        rows = ReqToTokenPool(num_rows, MAX_LENGTH, "cpu", False)
+        alloc = allocator_of(page_size, num_slots, self.pool)
+        cache = CacheInitParams(
+            disable=False,
+            req_to_token_pool=rows,
+            token_to_kv_pool_allocator=alloc,
+            page_size=page_size,
+        )
+        super().__init__(rows, alloc, tree_of(self.arguments, cache))
+
+    @property
+    def cache(self) -> Tensor:
+        """The one layer of the cache [slots, width]."""
+        layer: Tensor = self.pool.kv_buffer[0]
+        return layer.view(-1, self.width)
 
 
 def row_of(req: Any) -> int:

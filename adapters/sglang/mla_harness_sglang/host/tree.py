@@ -18,11 +18,13 @@ def tree_of(
     is_hierarchical: bool = False,
     is_sparse: bool = False,
     has_states: bool = False,
+    has_windows: bool = False,
 ) -> Any:
     """Ask SGLang's factory, as its scheduler does; before 0.5.13 there is none.
 
-    `cache` is a `CacheInitParams`. A hierarchical tree backs pages up to the host. `is_sparse` and
-    `has_states` say of the model that it has an indexer, and recurrent layers.
+    `cache` is a `CacheInitParams`. A hierarchical tree backs pages up to the host. `is_sparse`,
+    `has_states` and `has_windows` say of the model that it has an indexer, recurrent layers, and
+    sliding windows.
     """
     trees = TREES.module()
     if not TREE_FACTORY.of(trees):
@@ -33,7 +35,7 @@ def tree_of(
     said = {
         "server_args": server_arguments,
         "params": cache,
-        "is_hybrid_swa": False,
+        "is_hybrid_swa": has_windows,
         "is_hybrid_ssm": has_states,
         "enable_hierarchical_cache": is_hierarchical,
         "disable_radix_cache": False,
