@@ -96,11 +96,11 @@ class SglangHostParams(Params):
         default="radix-cache",
         description="the part of SGLang to run; a module of mla_harness_sglang.host",
     )
-    hicache: Literal["kernel", "direct", "states"] = Field(
+    hicache: Literal["kernel", "direct", "states", "windows"] = Field(
         default="kernel",
         description=(
             "how `hicache` moves pages to the host; states: as direct, with layers of recurrent"
-            " states too"
+            " states too; windows: as direct, with DeepSeek V4's layers of sliding windows"
         ),
     )
     search: Literal["prompts", "lengths"] = Field(

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import torch
@@ -36,10 +36,12 @@ from torch_poison.patterns import Poison
 
 from harness.api import Landed, Moved, Refused, Run, in_orders, owner_records, read_rows, unsent
 from mla_harness_adapters.moving_device import Device, DeviceEvent
+from mla_harness_sglang.host.hicache_requests import REQUESTS, owner
 from mla_harness_sglang.host.scheduling import allocator_of, publish
 from mla_harness_sglang.host.tree import tree_of
 from mla_harness_sglang.params import SglangHostParams
 from mla_harness_sglang.releases import (
+    ALLOCATOR_OF_WINDOWS,
     HOST_MEMORY,
     PARAMETERS_OF_UNLOCK,
     SLOTS_OF_PATH,
@@ -47,6 +49,9 @@ from mla_harness_sglang.releases import (
     STATES_ON_HOST,
     STATES_WITH_INDEX,
 )
+
+if TYPE_CHECKING:
+    from mla_harness_sglang.host.hicache_windows import WindowServer
 
 CACHE = "sglang.srt.mem_cache"
 for name in (
@@ -66,13 +71,6 @@ PAGE = POOL["page_size"]
 TOKEN_BYTES = 2 * POOL["kv_cache_dim"]
 NUM_PAGES = POOL["size"] // PAGE
 NUM_STATES = ARGUMENTS["rows"]["mamba_size"]
-REQUESTS = ((0, 3), (1, 4), (2, 3), (0, 5), (1, 6), (3, 4), (2, 5), (0, 7), (4, 7), (1, 8))
-"""Requests in order: a number, and the pages of the prompt.
-
-A number that returns has the same tokens and more.
-"""
-SHARES = {3: (1, 2), 4: (0, 5)}
-"""Number -> the number that it begins as, and for how many pages."""
 NUM_SCHEDULES = 6
 MOST_SEARCHED = 6
 MOST_WAITS = 100
@@ -174,7 +172,7 @@ def in_place(device: Device) -> Iterator[None]:
                 stack.enter_context(mock.patch.object(module, "device_module", streams))
             if name.startswith(CACHE) and "host" in name:
                 stack.enter_context(mock.patch.multiple(module, create=True, **kernels))
-        stack.enter_context(mock.patch.dict(memory, {"cpu": new}))
+        stack.enter_context(mock.patch.dict(memory, {"cpu": new, torch.device("cpu"): new}))
         stack.enter_context(
             mock.patch.object(torch.distributed, "get_world_size", lambda group=None: 1)
         )
@@ -184,12 +182,12 @@ def in_place(device: Device) -> Iterator[None]:
 class HiCacheServer:
     """One server. It serves the requests one at a time."""
 
-    def __init__(self, device: Device, params: SglangHostParams) -> None:
+    def __init__(self, device: Device, options: dict[str, Any], *, has_states: bool) -> None:
         self._device = device
         self.landed = Landed()
         self.num_loaded = 0
-        self._has_states = params.hicache == "states"
-        arguments = publish(PAGE, **ARGUMENTS["server"], **ARGUMENTS["backends"][params.hicache])
+        self._has_states = has_states
+        arguments = publish(PAGE, **options)
         arguments._mamba_cache_chunk_size = PAGE  # else SGLang reads the model's settings
         self._pool, self._rows = self._pools()
         self._alloc = allocator_of(PAGE, NUM_PAGES * PAGE, self._pool)
@@ -328,11 +326,6 @@ def prompt(number: int, num_pages: int) -> list[int]:
     return [1000 * owner(number, token // PAGE) + token for token in range(num_pages * PAGE)]
 
 
-def owner(number: int, page: int) -> int:
-    shared, length = SHARES.get(number, (number, 0))
-    return shared if page < length else number
-
-
 def wanted(group: str, layer: int, number: int, place: int, memory: Tensor) -> Tensor:
     """The records [n, bytes] uint8 of a row of memory [rows, bytes]: of PAGE latents, a page of
     index keys, or a state.
@@ -358,11 +351,27 @@ def _served(
 ) -> Moved:
     device = Device(seed, swapped)
     with in_place(device):
-        serving = HiCacheServer(device, params)
+        serving = _server(device, params)
         for step, (number, num_pages) in enumerate(REQUESTS):
             serving.serve(step, number, num_pages)
+            # What a server does after it has read wrong bytes is no news.
+            if serving.landed.misplaced:
+                break
         device.streams.finish()
     # A run in which nothing was evicted and loaded again has judged nothing.
     if not serving.num_loaded:
         raise RuntimeError("no prefix came back from the host")
     return Moved.of(serving.landed, device.streams, order)
+
+
+def _server(device: Device, params: SglangHostParams) -> HiCacheServer | WindowServer:
+    """A server of the model that the case names."""
+    options = ARGUMENTS["server"] | ARGUMENTS["backends"][params.hicache]
+    if params.hicache != "windows":
+        return HiCacheServer(device, options, has_states=params.hicache == "states")
+    if not ALLOCATOR_OF_WINDOWS.is_module():
+        raise Refused("this release brings back no windows from the host")
+    # Here, as older releases do not have what it imports.
+    from mla_harness_sglang.host.hicache_windows import WindowServer
+
+    return WindowServer(device, options)
