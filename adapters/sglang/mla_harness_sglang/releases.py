@@ -140,8 +140,11 @@ FLASHMLA = Renamed(
 # Context parallelism.
 DECODE_RANKS = Renamed(
     ("sglang.srt.layers.dcp.layout",),
-    lacks="SGLang has no context-parallel decode: search=lengths needs a later one, such as 0.5.23",
+    lacks="SGLang has no context-parallel decode: search=lengths needs 0.5.16 or later",
 )
+INTERLEAVE = Has("interleave_size", "since 0.5.22")
+"""Several tokens in a row may have the same rank."""
+LOCAL_POSITIONS = Has("localize_dcp_indices", "since 0.5.22")
 SPLIT_BY_CLASS = Has("sglang.srt.layers.cp.padding", "later releases")
 """Prompts are split over ranks by a strategy, and no more by a function."""
 SEVERAL_PROMPTS = Has("extend_seqs_len", "later releases")

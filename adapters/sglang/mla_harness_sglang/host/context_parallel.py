@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -21,7 +22,14 @@ from torch_poison.patterns import Poison
 from harness.api import Run
 from mla_harness_adapters.host_parts import Found, Without, searched
 from mla_harness_sglang.params import SglangHostParams
-from mla_harness_sglang.releases import DECODE_RANKS, DSA_NAME, SEVERAL_PROMPTS, SPLIT_BY_CLASS
+from mla_harness_sglang.releases import (
+    DECODE_RANKS,
+    DSA_NAME,
+    INTERLEAVE,
+    LOCAL_POSITIONS,
+    SEVERAL_PROMPTS,
+    SPLIT_BY_CLASS,
+)
 
 PREFIXES = (0, 1, 7)
 
@@ -33,7 +41,11 @@ def run(poison: Poison, params: SglangHostParams) -> Run:
 def _lengths() -> Found:
     """Tokens of each rank, from each start; and the number of each token there."""
     layout = DECODE_RANKS.module()
-    for ranks, size in itertools.product((2, 3, 4, 8), (1, 2, 16)):
+    has_sizes = INTERLEAVE.is_argument(layout.get_dcp_lens)
+    for ranks, size in itertools.product((2, 3, 4, 8), (1, 2, 16) if has_sizes else (1,)):
+        lengths_of = partial(
+            layout.get_dcp_lens, **({"interleave_size": size} if has_sizes else {})
+        )
         tokens = torch.arange(3 * ranks * size + 2)
         turn = tokens // size
         for rank in range(ranks):
@@ -42,13 +54,15 @@ def _lengths() -> Found:
             own = turn % ranks == rank
             before = torch.cat((torch.zeros(1, dtype=torch.int64), own.cumsum(0)))
             ends = torch.arange(len(before))
-            yield f"{name}: lengths", layout.get_dcp_lens(ends, ranks, rank, None, size), before
+            yield f"{name}: lengths", lengths_of(ends, ranks, rank), before
             starts = ends // 3
             yield (
                 f"{name}: lengths from a start",
-                layout.get_dcp_lens(ends - starts, ranks, rank, starts, size),
+                lengths_of(ends - starts, ranks, rank, starts),
                 (before - before[starts]),
             )
+            if not LOCAL_POSITIONS.of(layout):
+                continue
             # -1 is no token, and must stay -1 on every rank.
             given = torch.cat((tokens, torch.tensor([-1])))
             places = torch.where(own, turn // ranks * size + tokens % size, -1)
