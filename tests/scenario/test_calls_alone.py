@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import groupby
+from itertools import groupby, islice
 
 import pytest
 
@@ -11,9 +11,8 @@ from harness.core.conditions.table import SPACES
 from harness.scenario.calls_alone import KERNEL, calls_alone, scenarios_of_calls
 from harness.scenario.expand import LIMITS, MATRICES
 from harness.scenario.load import load_scenarios, shipped_directory
-from harness.scenario.point_case import seed_of
 from harness.scenario.selection import is_drawn
-from trust.arrays.write_op_conditions import NAMES, show
+from trust.arrays.write_op_conditions import NAMES, shown_in
 
 
 def test_each_scenario_that_calls_a_kernel_alone_stands_in_a_folder_that_is_read() -> None:
@@ -59,10 +58,8 @@ def test_each_kernel_of_a_file_makes_its_plain_calls_before_any_makes_drawn_ones
 def test_half_of_the_calls_of_a_scenario_of_conditions_shows_nine_pairs_in_ten(op: str) -> None:
     name = NAMES[op][0]
     found = next(one for one in scenarios_of_calls() if one.name == name)
-    calls = list(found.matrix["call"].items())
     shown = Shown(SPACES[op])
-    for label, given in calls[: len(calls) // 2]:
-        points, _ = show(op, dict(given), seed_of(f"{name}[call={label}]"))
+    for points, _ in islice(shown_in(found), len(found.matrix["call"]) // 2):
         shown.add(points)
     met, every = shown.counts(2)
     assert met >= 0.9 * every

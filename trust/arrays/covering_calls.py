@@ -33,9 +33,9 @@ def covering_calls(
     """Calls that show every allowed pair and the share `triples` of the triples, and what they
     show.
 
-    Of the drawn calls, the one with the most new combinations for its `cost` is kept.
-    Where `show` is an estimate, `serve` returns what a kept call really shows. Other
-    calls show the `known` points.
+    Of the drawn calls, the one with the most new combinations for its `cost` is kept. Where `show`
+    is an estimate, `serve` returns what a kept call really shows. Other calls show the `known`
+    points.
     """
     random, found, shown = Random(seed), [], Shown(space)
     shown.add(known)

@@ -34,6 +34,7 @@ from harness.ops.parts.record_formats import RECORDS
 from harness.scenario.calls import UNMET, drawn_call
 from harness.scenario.load import load_scenarios, shipped_directory
 from harness.scenario.point_case import seed_of
+from harness.scenario.schema import Scenario
 from trust.arrays.covering_calls import covering_calls, most_telling_first, needed
 
 HEAD = """# Written by: python -m trust.arrays.write_op_conditions {op}
@@ -200,14 +201,21 @@ def reordered(op: str) -> str:
     name, _, _ = NAMES[op]
     (path,) = shipped_directory().glob(f"*/{name}.yaml")
     text = path.read_text(encoding="utf-8")
-    calls = next(s for s in load_scenarios(path) if s.name == name).matrix["call"]
-    shown = [
-        show(op, dict(given), seed_of(f"{name}[call={label}]")) for label, given in calls.items()
-    ]
+    (scenario,) = load_scenarios(path)
+    shown = list(shown_in(scenario))
     head, marker, rows = text.partition("  call:\n")
     lines = rows.splitlines(keepends=True)
     order = most_telling_first(SPACES[op], shown)
-    return head + marker + "".join([*(lines[n] for n in order), *lines[len(calls) :]])
+    return head + marker + "".join([*(lines[n] for n in order), *lines[len(shown) :]])
+
+
+def shown_in(scenario: Scenario) -> Iterator[tuple[tuple[str, ...], float]]:
+    """The points of each call of a scenario with the seed of its case, and about the milliseconds
+    that the case takes, in order.
+    """
+    assert scenario.op is not None  # as it calls a kernel
+    for label, given in scenario.matrix["call"].items():
+        yield show(scenario.op, dict(given), seed_of(f"{scenario.name}[call={label}]"))
 
 
 def report(shown: Shown) -> None:
@@ -563,8 +571,8 @@ def write_unmet() -> None:
     scenarios = {s.name: s for s in load_scenarios(shipped_directory())}
     for op, (name, _, _) in NAMES.items():
         shown = Shown(SPACES[op])
-        for label, given in scenarios[name].matrix["call"].items():
-            shown.add(show(op, given, seed_of(f"{name}[call={label}]"))[0])
+        for points, _ in shown_in(scenarios[name]):
+            shown.add(points)
         flags = bytearray()
         for n, triple in enumerate(SPACES[op].combinations(3)):
             flags += b"\0" * (n // 8 + 1 - len(flags))
@@ -575,13 +583,13 @@ def write_unmet() -> None:
 
 
 if __name__ == "__main__":
-    *real, op = sys.argv[1:] or [""]
+    *options, op = sys.argv[1:] or [""]
     if op == "--unmet":
         write_unmet()
         sys.exit()
-    how = real[0] if real else ""
+    how = " ".join(options)
     writers = {"": document, "--real": real_document, "--order": reordered}
-    if op not in NAMES or len(real) > 1 or how not in writers:
+    if op not in NAMES or how not in writers:
         sys.exit(
             "usage: python -m trust.arrays.write_op_conditions [--real|--order]"
             f" {'|'.join(NAMES)}, or --unmet after the last of them"

@@ -38,7 +38,7 @@ from harness.api import Landed, Moved, Refused, Run, in_orders, owner_records, r
 from mla_harness_adapters.moving_device import Device, DeviceEvent
 from mla_harness_sglang.host.hicache_requests import REQUESTS, owner
 from mla_harness_sglang.host.scheduling import allocator_of, publish
-from mla_harness_sglang.host.tree import tree_of
+from mla_harness_sglang.host.tree import make_room, tree_of
 from mla_harness_sglang.params import SglangHostParams
 from mla_harness_sglang.releases import (
     ALLOCATOR_OF_WINDOWS,
@@ -73,7 +73,6 @@ NUM_PAGES = POOL["size"] // PAGE
 NUM_STATES = ARGUMENTS["rows"]["mamba_size"]
 NUM_SCHEDULES = 6
 MOST_SEARCHED = 6
-MOST_WAITS = 100
 Rows = list[tuple[int, int]]
 """Rows of memory: a page or the slot of a state, and its place in the sequence in pages."""
 
@@ -282,15 +281,13 @@ class HiCacheServer:
 
     def _given(self, allocator: Any, count: int, room: str) -> Tensor:
         """Slots [count] of an allocator, when the cache has made room."""
-        for _ in range(MOST_WAITS):
-            if (lacking := count - allocator.available_size()) <= 0:
-                slots: Tensor = allocator.alloc(count)
-                return slots
-            self._tree.evict(EvictParams(**{room: lacking}))
-            # A page on its way to the host cannot be evicted.
-            self._device.streams.progress(6)
-            self._tree.check_hicache_events()
-        raise RuntimeError(f"no room for {count} {room}")
+
+        def lacking() -> EvictParams:
+            return EvictParams(**{room: max(0, count - allocator.available_size())})
+
+        make_room(self._tree, self._device, lacking)
+        slots: Tensor = allocator.alloc(count)
+        return slots
 
     def _forward(
         self, title: str, number: int, pages: tuple[Rows, Rows], states: tuple[Rows, Rows]

@@ -28,8 +28,13 @@ from mla_harness_adapters.moving_device import Device, Span
 from mla_harness_adapters.releases import accepted
 from mla_harness_sglang.free_list import free_pages
 from mla_harness_sglang.host.hicache_requests import owner
-from mla_harness_sglang.host.scheduling import FINISHED, Scheduler, prefix_length, publish
-from mla_harness_sglang.host.tree import tree_of
+from mla_harness_sglang.host.scheduling import (
+    FINISHED,
+    RequestScheduler,
+    prefix_length,
+    publish,
+)
+from mla_harness_sglang.host.tree import make_room, tree_of
 
 ARGUMENTS: dict[str, Any] = read_rows(Path(__file__).with_suffix(".yaml"))
 DTYPE = torch.float8_e4m3fn
@@ -49,7 +54,6 @@ RING = 8
 """Records of states that a page of a window has."""
 OF_INDEXER = 64
 """What is added to a layer's number for the states of its indexer."""
-MOST_WAITS = 100
 
 
 class Part(NamedTuple):
@@ -65,7 +69,7 @@ class Part(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class LayerMemory:
     """One memory of a layer: `pages` [pages, bytes] uint8, each with `per_page` records of
     `num_bytes`, of `ratio` tokens each.
 
@@ -148,7 +152,7 @@ class WindowServer:
         cache = CacheInitParams(False, rows, alloc, PAGE, sliding_window_size=WINDOW)
         tree = tree_of(arguments, cache, is_hierarchical=True, has_windows=True)
         pool.register_layer_transfer_counter(tree.cache_controller.layer_done_counter)
-        self._scheduler = Scheduler(rows, alloc, tree)
+        self._scheduler = RequestScheduler(rows, alloc, tree)
         self._memory = list(memory_of(pool, alloc))
         self._free: dict[Any, set[int]] = {}
         for one in self._memory:
@@ -198,20 +202,16 @@ class WindowServer:
 
     def _make_room(self, num_tokens: int) -> None:
         """Evict until the allocator has slots for a step."""
-        alloc, tree = self._scheduler.alloc, self._scheduler.tree
-        for _ in range(MOST_WAITS):
+        alloc = self._scheduler.alloc
+
+        def lacking() -> EvictParams:
             self._forget()
-            full, window = (
-                max(0, num_tokens - free)
-                for free in (alloc.full_available_size(), alloc.swa_available_size())
+            return EvictParams(
+                num_tokens=max(0, num_tokens - alloc.full_available_size()),
+                swa_num_tokens=max(0, num_tokens - alloc.swa_available_size()),
             )
-            if not full and not window:
-                return
-            tree.evict(EvictParams(num_tokens=full, swa_num_tokens=window))
-            # A page on its way to the host cannot be evicted.
-            self._device.streams.progress(6)
-            tree.check_hicache_events()
-        raise RuntimeError(f"no room for {num_tokens} tokens")
+
+        make_room(self._scheduler.tree, self._device, lacking)
 
     def _forget(self) -> None:
         """Launch a fill of the pages that were freed since the last call: whoever reads them reads
@@ -247,7 +247,7 @@ class WindowServer:
         tree.check_hicache_events()
 
     def _run(
-        self, title: str, memory: Memory, number: int, old: list[Part], new: list[Part]
+        self, title: str, memory: LayerMemory, number: int, old: list[Part], new: list[Part]
     ) -> None:
         for part in old:
             self.landed.compare(
@@ -285,7 +285,7 @@ def pool_of() -> Any:
     return cls(**accepted(known, cls.__init__))
 
 
-def memory_of(pool: Any, alloc: Any) -> Iterator[Memory]:
+def memory_of(pool: Any, alloc: Any) -> Iterator[LayerMemory]:
     """All memory of the model in the order of a step: states, index keys, compressed latents, and
     the latents of the window.
     """
@@ -303,7 +303,7 @@ def memory_of(pool: Any, alloc: Any) -> Iterator[Memory]:
         yield _window(alloc, layer, partial(pool.get_swa_key_buffer_radix, layer))
 
 
-def _window(alloc: Any, layer: int, ask: Callable[[], Tensor]) -> Memory:
+def _window(alloc: Any, layer: int, ask: Callable[[], Tensor]) -> LayerMemory:
     """Records of single tokens, which tokens up to WINDOW - 1 places behind them read."""
 
     def place(slots: Tensor, positions: Tensor) -> Tensor:
@@ -314,7 +314,7 @@ def _window(alloc: Any, layer: int, ask: Callable[[], Tensor]) -> Memory:
         return range(max(0, start - WINDOW + 1), start)
 
     pages = ask().view(torch.uint8)
-    return Memory(
+    return LayerMemory(
         alloc.swa_attn_allocator,
         "window",
         layer,
@@ -330,7 +330,7 @@ def _window(alloc: Any, layer: int, ask: Callable[[], Tensor]) -> Memory:
 
 def _compressed(
     alloc: Any, group: str, layer: int, ratio: int, ask: Callable[[], Tensor]
-) -> Memory:
+) -> LayerMemory:
     """Records of `ratio` tokens each, in pages that have the numbers of the tokens' pages."""
 
     def place(slots: Tensor, positions: Tensor) -> Tensor:
@@ -341,7 +341,7 @@ def _compressed(
 
     pages = ask().view(torch.uint8)
     per_page = PAGE // ratio
-    return Memory(
+    return LayerMemory(
         alloc.full_attn_allocator,
         group,
         layer,
@@ -355,7 +355,7 @@ def _compressed(
     )
 
 
-def _states(alloc: Any, layer: int, ask: Callable[[], Any]) -> Memory:
+def _states(alloc: Any, layer: int, ask: Callable[[], Any]) -> LayerMemory:
     """What the tokens of a block that is not complete have for its compressed latent: a ring of
     records in each page of a window.
     """
@@ -373,7 +373,7 @@ def _states(alloc: Any, layer: int, ask: Callable[[], Any]) -> Memory:
         # Blocks of 4 tokens overlap by one block.
         return range(max(0, start // 4 * 4 - 4), start)
 
-    return Memory(
+    return LayerMemory(
         alloc.swa_attn_allocator,
         "state",
         layer,

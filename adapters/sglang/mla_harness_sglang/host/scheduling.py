@@ -90,7 +90,7 @@ def count_once(free: Tensor, where: str) -> Count:
     return Count("free slots, each once", len(set(free.tolist())), len(free), where)
 
 
-class Scheduler:
+class RequestScheduler:
     """What a scheduler does with requests: pools, allocator and radix cache are given to it."""
 
     def __init__(self, rows: Any, alloc: Any, tree: Any) -> None:
@@ -152,9 +152,8 @@ class Scheduler:
             req.prefix_len += loaded
         else:
             req.prefix_indices = torch.cat([req.prefix_indices, loaded])
-        kept: Any = getattr(req, "kv", None)
         # What belongs to the tree is not the request's to free.
-        (kept if ROW_IN_KV.of(kept) else req).cache_protected_len = prefix_length(req)
+        _owner_of_slots(req).cache_protected_len = prefix_length(req)
 
     def extend(self, reqs: list[Any]) -> Any:
         batch = ScheduleBatch.init_new(
@@ -194,7 +193,7 @@ class Scheduler:
         return slots.long()
 
 
-class Server(Scheduler):
+class Server(RequestScheduler):
     """The memory of one server."""
 
     def __init__(
@@ -224,8 +223,13 @@ class Server(Scheduler):
 
 
 def row_of(req: Any) -> int:
+    return int(ROW_IN_KV.value(_owner_of_slots(req)))
+
+
+def _owner_of_slots(req: Any) -> Any:
+    """What has the row and the slots of a request: the request, or its `kv` in later releases."""
     kept: Any = getattr(req, "kv", None)
-    return int(ROW_IN_KV.value(kept if ROW_IN_KV.of(kept) else req))
+    return kept if ROW_IN_KV.of(kept) else req
 
 
 def prefix_length(req: Any) -> int:

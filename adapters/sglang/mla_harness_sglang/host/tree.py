@@ -1,14 +1,19 @@
-"""The radix cache that a server of the installed release gets from SGLang."""
+"""The radix cache that a server of the installed release gets from SGLang, and room in it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
+from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 from sglang.srt.mem_cache.radix_cache import RadixCache
 
+from mla_harness_adapters.moving_device import Device
 from mla_harness_adapters.releases import accepted
 from mla_harness_sglang.releases import TREE_FACTORY, TREES
+
+MOST_WAITS = 100
 
 
 def tree_of(
@@ -48,3 +53,17 @@ def tree_of(
         "is_dsa": is_sparse,
     }
     return trees.default_radix_cache_factory(context(**accepted(said, context)))
+
+
+def make_room(tree: Any, device: Device, lacking: Callable[[], EvictParams]) -> None:
+    """Evict from a hierarchical tree until `lacking` says that nothing is."""
+    nothing = EvictParams()
+    for _ in range(MOST_WAITS):
+        wanted = lacking()
+        if wanted == nothing:
+            return
+        tree.evict(wanted)
+        # A page on its way to the host cannot be evicted.
+        device.streams.progress(6)
+        tree.check_hicache_events()
+    raise RuntimeError(f"no room: {wanted}")
