@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # LMDeploy's PyTorch engine from outside, on one GPU: canaries V2, V3.2 and V3 with drafts, their caches, prefix caching,
 # chunked prefill, graphs.   benchmarks/gpu_lmdeploy.sh OUT
-# SITES holds site-packages: lmdeploy; flashmla (a `flash_mla` for Hopper) and fa3 (a `flash_attn_interface`), which LMDeploy
-# takes if it can import them. Each server has START_SECONDS to be up and the checks of a row end after ROW_SECONDS; all ends
+# SITES holds site-packages: lmdeploy; flashmla (a `flash_mla` for Hopper), deepgemm and fa3 (a `flash_attn_interface`), which
+# LMDeploy takes if it can import them. Each server has START_SECONDS to be up and the checks of a row end after ROW_SECONDS; all ends
 # after SECONDS_IN_ALL. Lines go to OUT/summary.txt at once, and all the rest to OUT/lmdeploy.tgz, which grows meanwhile.
+# ONLY="v2|v32" chooses rows. KERNELS=SECONDS runs the kernels of the adapter through the matrix in place of the servers.
 set -u
 cd "$(dirname "$0")/.."
 out=$(realpath -m "$1"); mkdir -p "$out"
@@ -18,6 +19,7 @@ servers=(
   "v2|mla|triton|32|-|epochs lengths abort fuzz|--eager-mode"
   "v2-cache|mla|triton|32|v2|epochs cache-reuse preempt abort fuzz|--eager-mode --enable-prefix-caching"
   "v32|dsa|flashmla|64|-|epochs lengths abort fuzz|--eager-mode"
+  "v32-deepgemm|dsa|flashmla deepgemm|64|-|epochs lengths fuzz|--eager-mode"
   "v32-cache-chunks|dsa|flashmla|64|v32|epochs cache-reuse preempt fuzz|--eager-mode --enable-prefix-caching --max-prefill-token-num 128"
   "v2-int8|mla|triton|32|-|epochs fuzz|--eager-mode --quant-policy int8"
   "v2-fp8|mla|triton|32|-|epochs fuzz|--eager-mode --quant-policy fp8"
@@ -35,6 +37,7 @@ declare -A task=([mla]=gsm_symbolic [dsa]=recall [mtp]=drafts) longest=([mla]=10
 [ -n "${ONLY:-}" ] && mapfile -t servers < <(printf '%s\n' "${servers[@]}" | grep -E "^($ONLY)\|")
 export HF_HUB_OFFLINE=1 COLUMNS=180
 own_path=${PYTHONPATH:-}
+[ -n "${KERNELS:-}" ] || "$PYTHON" -c 'import harness.accuracy.server_dialects' || exit 2  # before the minutes of a start
 left() { echo $((SECONDS_IN_ALL - SECONDS)); }
 say() { echo "$(printf '%3d' "$SECONDS") $*" | tee -a "$out/summary.txt"; }
 pack() { tar czf "$WORK.tgz" --exclude='*.html' -C "$WORK" . && [ "$(stat -c %s "$WORK.tgz")" -lt 16000000 ] && cp "$WORK.tgz" "$out/lmdeploy.tgz"; }
@@ -97,6 +100,18 @@ row() { # NAME CANARY PAGE LONE PORT LONE_PORT CHECKS
 
 PYTHONPATH=$SITES/lmdeploy:$own_path "$PYTHON" -c 'import torch, triton, transformers, lmdeploy
 print("torch", torch.__version__, "triton", triton.__version__, "transformers", transformers.__version__, "lmdeploy", lmdeploy.__version__)' 2>&1 | tail -1 | tee -a "$out/summary.txt"
+if [ -n "${KERNELS:-}" ]; then
+  adapters=$(printf ":%s" "$PWD"/adapters/*/)
+  # FlashMLA is not asked for: LMDeploy's own kernels are.
+  export PYTHONPATH="$SITES/lmdeploy:$PWD:$PWD/poison$adapters:$own_path"
+  for tag in matrix-conditions kernel-matrix; do
+    timeout -k 10 "$KERNELS" "$PYTHON" -m harness.cli.main run 'kernel-matrix-*[kernel=lmdeploy*]' -m "$tag" --device cuda -n "${WORKERS:-6}" \
+      --per-gpu "${WORKERS:-6}" --timeout 240 -q --history none --out "$WORK/kernels" > "$WORK/kernels-$tag.log" 2>&1
+    say "kernels $tag: exit code $?"
+    tail -25 "$WORK/kernels-$tag.log" | cut -c1-260 | tee -a "$out/summary.txt"
+  done
+  pack; say "done"; exit 0
+fi
 (while sleep 40; do pack; done) & packing=$!
 declare -A ports; port=23400 jobs=()
 for given in "${servers[@]}"; do

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Why LMDeploy's int8 cache loses MLA's answers, what ends its engine, and what `ignore_eos` does. One GPU, under 240 s.
+# Why LMDeploy's int8 cache loses MLA's answers, what ends its engine, and what `ignore_eos` does. One GPU, SECONDS_IN_ALL.
 #   benchmarks/gpu_lmdeploy_why.sh OUT
 # SITES holds site-packages, among them lmdeploy. Servers start one after another; each is asked while the next one starts.
 # Lines go to OUT/why.txt at once, and all the rest to OUT/why.tgz at the end.
@@ -10,6 +10,7 @@ PYTHON=${PYTHON:-python3} SITES=${SITES:-/tmp/lmdeploy-sites} WORK=${WORK:-/tmp/
 mkdir -p "$WORK"
 export HF_HUB_OFFLINE=1 COLUMNS=180 PYTHONUNBUFFERED=1
 own_path=${PYTHONPATH:-}
+"$PYTHON" -c 'import harness.accuracy.server_dialects' || exit 2  # before the minutes of a start
 left() { echo $((SECONDS_IN_ALL - SECONDS)); }
 say() { echo "$(printf '%3d' "$SECONDS") $*" | tee -a "$out/why.txt"; }
 told() { cut -c1-300 | sed 's/^/      /' | tee -a "$out/why.txt"; }
@@ -45,7 +46,7 @@ is_up() { # NAME PORT
 
 front() { # NAME PORT OF_FRONT MORE
   # shellcheck disable=SC2086
-  setsid "$PYTHON" benchmarks/lmdeploy_front.py "$3" "http://127.0.0.1:$2" "http://127.0.0.1:$2" --page 32 --pages 40 $4 > "$WORK/$1.front.log" 2>&1 &
+  setsid "$PYTHON" benchmarks/lmdeploy_front.py "$3" "http://127.0.0.1:$2" "http://127.0.0.1:$2" $4 > "$WORK/$1.front.log" 2>&1 &
   echo $! > "$WORK/$1-front-$3.session"
   until answers "http://127.0.0.1:$3/v1/models" || [ "$(left)" -lt 8 ]; do sleep 0.3; done
 }
@@ -60,9 +61,9 @@ limited() { # SECONDS NAME COMMAND...: its lines and exit code
   grep -v -E '^(report|$)|Warning' "$WORK/$name.log" | tail -12 | told
 }
 
-accuracy() { # NAME PORT: the answers of 32 questions
-  front "$1" "$2" $(($2 + 500)) ""
-  limited 45 "$1-epochs" "$PYTHON" -m harness.cli.main epochs --task gsm_symbolic --model "server:http://127.0.0.1:$(($2 + 500))/v1" --epochs 1 --limit 32 --out "$WORK/runs-$1"
+accuracy() { # NAME PORT TASK MORE: the answers of 32 questions
+  front "$1" "$2" $(($2 + 500)) "$4"
+  limited "${EPOCH_SECONDS:-45}" "$1-epochs" "$PYTHON" -m harness.cli.main epochs --task "$3" --model "server:http://127.0.0.1:$(($2 + 500))/v1" --epochs 1 --limit 32 --out "$WORK/runs-$1"
 }
 
 ends_and_batches() { # PORT
@@ -70,7 +71,7 @@ ends_and_batches() { # PORT
   limited 20 ignored-end "$PYTHON" docs/upstream/lmdeploy-ignored-end/script.py "http://127.0.0.1:$1" 0 "$QUESTION"
   # Without `--end` the scores know nothing of what `ignore_eos` forbids.
   for which in "--end 0" ""; do
-    front v2 "$1" $(($1 + 500 + ${#which})) "$which"
+    front v2 "$1" $(($1 + 500 + ${#which})) "--page 32 --pages 40 $which"
     limited 35 "fuzz${which// /-}" "$PYTHON" -m harness.cli.main serve-check "http://127.0.0.1:$(($1 + 500 + ${#which}))/v1" \
       --fuzz 5 --seed 57 --tolerance 0.6 --shrink-seconds 5 --out "$WORK/runs-v2"
   done
@@ -85,21 +86,23 @@ QUESTION=$'Question: A virus infects 17 people. Every day, each infected person 
 mkdir -p "$WORK/mended"; cp -r "$SITES/lmdeploy/lmdeploy" "$WORK/mended/"
 sed -i 's/v_scales_zeros=None if len(past_key_value) == 2 else past_key_value\[3\]/v_scales_zeros=None if len(past_key_value) == 2 else past_key_value[2]/' "$WORK/mended/lmdeploy/pytorch/models/deepseek_v2.py"
 say "changed lines: $(diff "$SITES/lmdeploy/lmdeploy/pytorch/models/deepseek_v2.py" "$WORK/mended/lmdeploy/pytorch/models/deepseek_v2.py" | grep -c '^>')"
+# V3.2 with a bf16 cache compiles for long, so it starts with the first one.
+start v32 23704 dsa "$SITES/lmdeploy:$SITES/flashmla" 64 144 3584 ""
 start v2 23701 mla "$SITES/lmdeploy" 32 40 1024 ""
-PYTHONPATH=$SITES/lmdeploy:$own_path limited 60 mla-int8 "$PYTHON" docs/upstream/lmdeploy-mla-int8/script.py
+for script in mla-int8 topk-ties; do
+  PYTHONPATH=$SITES/lmdeploy:$own_path limited 150 "$script" "$PYTHON" "docs/upstream/lmdeploy-$script/script.py"
+done
 up=1; is_up v2 23701 || up=0
 start int8 23702 mla "$SITES/lmdeploy" 32 40 1024 "--quant-policy int8"
 [ $up = 1 ] && ends_and_batches 23701
 end_server v2
 up=1; is_up int8 23702 || up=0
 start int8-mended 23703 mla "$WORK/mended:$SITES/lmdeploy" 32 40 1024 "--quant-policy int8"
-# V3.2 with a bf16 cache was late beside thirteen others. It compiles for long, so it starts with the last one.
-start v32 23704 dsa "$SITES/lmdeploy:$SITES/flashmla" 64 144 3584 ""
-[ $up = 1 ] && accuracy int8 23702
+[ $up = 1 ] && accuracy int8 23702 gsm_symbolic "--page 32 --pages 40"
 end_server int8
 up=1; is_up int8-mended 23703 || up=0
-[ $up = 1 ] && accuracy int8-mended 23703
-is_up v32 23704
+[ $up = 1 ] && accuracy int8-mended 23703 gsm_symbolic "--page 32 --pages 40"
+is_up v32 23704 && accuracy v32 23704 recall "--page 64 --pages 144 --longest 3584"
 end_all
 tar czf "$out/why.tgz" --exclude='*.html' --exclude=mended -C "$WORK" .
 say "done"

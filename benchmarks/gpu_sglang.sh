@@ -8,8 +8,9 @@
 #   traces       two scripts and drawn traces against servers; a failing one is taken by every server, three times
 #                SERVERS="triton-eager flashmla-graphs" chooses some of them
 #   kit          SGLang's own attention suite, plainly and under poison
-#   decays       finding 30: a random Kimi Linear as released, and with the kernel that SGLang has for longer prefills
-#   checkpoints  random checkpoints beside transformers: CHECKPOINTS="deepseek_v2 deepseek_v32" are made, and ONLY chooses the cases
+#   decays       finding 30: a random Kimi Linear as released, and with `fuse_diagonal=False` as longer prefills have; MADE too
+#   checkpoints  random checkpoints beside transformers: CHECKPOINTS="deepseek_v2 deepseek_v32" are made, or MADE is a folder
+#                that has them; ONLY chooses the cases
 # Each part ends after PART_SECONDS. Lines go to OUT/PART.txt, logs and runs to OUT/PART. PYTHONPATH names SGLang.
 set -u
 cd "$(dirname "$0")/.."
@@ -94,15 +95,17 @@ reproductions() {
 }
 checkpoints() {
   local name
-  for name in ${CHECKPOINTS-deepseek_v2}; do harness canary random "$name" --quick --out "$work/made/$name" 2>&1 | tail -2; done
-  timeout -k 10 "$(left)" "$PYTHON" benchmarks/random_checkpoints.py "$work/made" "$work/said" --engine sglang --only "${ONLY:-deepseek_v2}" --jobs 6 --seconds "$(($(left) - 10))" 2>&1 | grep -aE 'median|FAILED' | cut -c1-240
+  if [ -z "${MADE:-}" ]; then
+    for name in ${CHECKPOINTS-deepseek_v2}; do harness canary random "$name" --quick --out "$work/made/$name" 2>&1 | tail -2; done
+  fi
+  timeout -k 10 "$(left)" "$PYTHON" benchmarks/random_checkpoints.py "${MADE:-$work/made}" "$work/said" --engine sglang --only "${ONLY:-deepseek_v2}" --jobs 6 --seconds "$(($(left) - 10))" 2>&1 | grep -aE 'median|FAILED' | cut -c1-240
 }
 decays() {
   local kda
   kda=$("$PYTHON" -c 'import importlib.util as u; print(u.find_spec("sglang").submodule_search_locations[0])')/kernels/ops/attention/fla/kda.py
   cp "$kda" "$work/released.py"
   CHECKPOINTS=kimi_linear ONLY=kimi_linear checkpoints; mv "$work/said" "$work/said-released"
-  sed -i 's/_small_grid = .* <= 256/_small_grid = False/' "$kda"
+  sed -i 's/fuse_diagonal=_small_grid/fuse_diagonal=False/' "$kda"
   diff "$work/released.py" "$kda" && echo "decays: nothing was changed in $kda"
   CHECKPOINTS="" ONLY=kimi_linear checkpoints; mv "$work/said" "$work/said-changed"
   cp "$work/released.py" "$kda"

@@ -45,7 +45,9 @@ _PIP_NAMES = {
     "flashinfer": "flashinfer-python",
     "sgl_kernel": "sglang-kernel",
 }
-_BY_EXTRA = _EXTRAS | {extra: (extra,) for extra in ("ray", "triton", "vllm", "flashinfer")}
+_BY_EXTRA = _EXTRAS | {
+    extra: (extra,) for extra in ("ray", "triton", "vllm", "flashinfer", "lmdeploy")
+}
 PACKAGES = {
     name: (_PIP_NAMES.get(name, name), extra)
     for extra, names in _BY_EXTRA.items()

@@ -26,7 +26,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("name", ["shared", "vllm", "sglang", "flashinfer", "transformers"])
+@pytest.mark.parametrize(
+    "name", ["shared", "vllm", "sglang", "flashinfer", "transformers", "lmdeploy"]
+)
 def test_an_adapter_can_be_installed_alone_with_the_same_files(
     name: str, site: Path, tmp_path: Path
 ) -> None:

@@ -1,0 +1,1 @@
+"""The MLA harness's adapter of LMDeploy. Importing it loads nothing."""
