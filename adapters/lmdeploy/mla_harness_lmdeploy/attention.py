@@ -66,9 +66,9 @@ def decode(
     [N, P, 576] bf16 or e4m3 -> out [B, 1, H, 512] bf16.
 
     block_table [B, M] int32 has the pages of each request, seq_lens [B] int32 its tokens. The
-    scores are multiplied by `scale`, an fp8 cache by `kv_scale`, or by 1 without one. V is given
-    the scale of K, of which it is a part; LMDeploy 0.18.0 does so for fp8, and not for int8
-    (docs/findings/28-lmdeploy-int8.md).
+    scores are multiplied by `scale`, an fp8 cache by `kv_scale`, or by 1 without one. V gets the
+    scale of K, of which it is a part; in LMDeploy each has its own, and both are 1 unless a
+    checkpoint says otherwise.
     """
     attend = importlib.import_module(f"{_KERNELS}.pagedattention").flash_attn_with_kvcache
     keys = kv_cache[:, :, None]
