@@ -109,7 +109,7 @@ def test_the_script_of_an_engines_kernel_imports_torch_and_the_engine_only(
         "dataclasses",
         "typing",
     }
-    packages = "vllm|flashinfer|sglang|sgl_kernel|harness|mla_harness"
+    packages = "vllm|flashinfer|lmdeploy|sglang|sgl_kernel|harness|mla_harness"
     called = set(re.findall(rf'"((?:{packages})[\w.]*)"', text))
     assert called and not any("harness" in name for name in called)
 
