@@ -61,7 +61,10 @@ limited() { # SECONDS NAME COMMAND...: its lines and exit code
   grep -v -E '^(report|$)|Warning' "$WORK/$name.log" | tail -12 | told
 }
 
-accuracy() { # NAME PORT TASK MORE: the answers of 32 questions
+# What the front says of the pool of a server.
+POOL_OF_MLA="--page 32 --pages 40" POOL_OF_DSA="--page 64 --pages 144 --longest 3584"
+
+accuracy() { # NAME PORT TASK POOL: the answers of 32 questions
   front "$1" "$2" $(($2 + 500)) "$4"
   limited "${EPOCH_SECONDS:-45}" "$1-epochs" "$PYTHON" -m harness.cli.main epochs --task "$3" --model "server:http://127.0.0.1:$(($2 + 500))/v1" --epochs 1 --limit 32 --out "$WORK/runs-$1"
 }
@@ -71,7 +74,7 @@ ends_and_batches() { # PORT
   limited 20 ignored-end "$PYTHON" docs/upstream/lmdeploy-ignored-end/script.py "http://127.0.0.1:$1" 0 "$QUESTION"
   # Without `--end` the scores know nothing of what `ignore_eos` forbids.
   for which in "--end 0" ""; do
-    front v2 "$1" $(($1 + 500 + ${#which})) "--page 32 --pages 40 $which"
+    front v2 "$1" $(($1 + 500 + ${#which})) "$POOL_OF_MLA $which"
     limited 35 "fuzz${which// /-}" "$PYTHON" -m harness.cli.main serve-check "http://127.0.0.1:$(($1 + 500 + ${#which}))/v1" \
       --fuzz 5 --seed 57 --tolerance 0.6 --shrink-seconds 5 --out "$WORK/runs-v2"
   done
@@ -98,11 +101,11 @@ start int8 23702 mla "$SITES/lmdeploy" 32 40 1024 "--quant-policy int8"
 end_server v2
 up=1; is_up int8 23702 || up=0
 start int8-mended 23703 mla "$WORK/mended:$SITES/lmdeploy" 32 40 1024 "--quant-policy int8"
-[ $up = 1 ] && accuracy int8 23702 gsm_symbolic "--page 32 --pages 40"
+[ $up = 1 ] && accuracy int8 23702 gsm_symbolic "$POOL_OF_MLA"
 end_server int8
 up=1; is_up int8-mended 23703 || up=0
-[ $up = 1 ] && accuracy int8-mended 23703 gsm_symbolic "--page 32 --pages 40"
-is_up v32 23704 && accuracy v32 23704 recall "--page 64 --pages 144 --longest 3584"
+[ $up = 1 ] && accuracy int8-mended 23703 gsm_symbolic "$POOL_OF_MLA"
+is_up v32 23704 && accuracy v32 23704 recall "$POOL_OF_DSA"
 end_all
 tar czf "$out/why.tgz" --exclude='*.html' --exclude=mended -C "$WORK" .
 say "done"

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from harness.api import Code, Refused, WhyNot
 from mla_harness_adapters.base import why_no_kernels
-from mla_harness_adapters.kernel_rows import row_lengths
+from mla_harness_adapters.kernel_rows import slots_of_rows
 from mla_harness_lmdeploy.tables import ENGINE
 
 _KERNELS = "lmdeploy.pytorch.kernels.cuda"
@@ -38,18 +38,16 @@ def on_ampere_with_tilelang(device: str) -> WhyNot | None:
     return None
 
 
-def _policy(cache: Tensor) -> Any:
-    """LMDeploy's name for the type of a cache."""
+def _storage(cache: Tensor, kv_scale: float | None) -> dict[str, Any]:
+    """How a cache holds latents, as LMDeploy's kernels ask it: its policy, and for e4m3 the scale
+    of K and of V, [1] float32.
+    """
     policies = importlib.import_module("lmdeploy.messages").QuantPolicy
-    return policies.FP8 if cache.dtype == torch.float8_e4m3fn else policies.NONE
-
-
-def _scale(cache: Tensor, kv_scale: float | None) -> Tensor | None:
-    """The scale of an fp8 cache as LMDeploy keeps it, [1] float32; None for another cache."""
     if cache.dtype != torch.float8_e4m3fn:
-        return None
+        return {"quant_policy": policies.NONE}
     value = 1.0 if kv_scale is None else kv_scale
-    return torch.full((1,), value, dtype=torch.float32, device=cache.device)
+    scale = torch.full((1,), value, dtype=torch.float32, device=cache.device)
+    return {"quant_policy": policies.FP8, "k_scales_zeros": scale, "v_scales_zeros": scale}
 
 
 def decode(
@@ -72,7 +70,6 @@ def decode(
     """
     attend = importlib.import_module(f"{_KERNELS}.pagedattention").flash_attn_with_kvcache
     keys = kv_cache[:, :, None]
-    of_cache = _scale(kv_cache, kv_scale)
     out: Tensor = attend(
         q.flatten(0, 1),
         keys,
@@ -80,9 +77,7 @@ def decode(
         cache_seqlens=seq_lens,
         page_table=block_table,
         softmax_scale=scale,
-        k_scales_zeros=of_cache,
-        v_scales_zeros=of_cache,
-        quant_policy=_policy(kv_cache),
+        **_storage(kv_cache, kv_scale),
     )
     return out.view(*q.shape[:3], RANK)
 
@@ -105,14 +100,10 @@ def sparse_decode(
     attend = importlib.import_module(f"{_KERNELS}.tilelang_sparse_mla").tilelang_sparse_mla_forward
     page = kv_cache.shape[1]
     columns = max(INDEX_BLOCK, 1 << (block_table.shape[1] * page - 1).bit_length())
-    position = torch.arange(columns, device=q.device)
-    column = (position // page).clamp(max=block_table.shape[1] - 1)
-    slots = block_table.long()[:, column] * page + position % page
-    lengths = row_lengths(seq_lens, num_tokens).view(num_requests, num_tokens, 1)
-    indices = torch.where(position < lengths, slots[:, None], -1).to(torch.int32)
-    out: Tensor = attend(
-        q.flatten(0, 1), kv_cache.reshape(-1, 1, width), indices.view(-1, 1, columns), scale
+    indices = slots_of_rows(
+        block_table, seq_lens, num_tokens=num_tokens, page_size=page, columns=columns
     )
+    out: Tensor = attend(q.flatten(0, 1), kv_cache.reshape(-1, 1, width), indices[:, None], scale)
     return out.view(num_requests, num_tokens, num_heads, RANK)
 
 
@@ -137,7 +128,6 @@ def write_kv(
     caches = kv_cache[:, :, None]
     is_written = slot_mapping >= 0
     token = torch.arange(len(slot_mapping), device=kv_c.device)
-    of_cache = _scale(kv_cache, kv_scale)
     fill(
         states,
         states[..., :RANK],
@@ -148,7 +138,5 @@ def write_kv(
         kv_seq_length=torch.where(is_written, slot_mapping % page + 1, 0),
         max_q_seq_length=1,
         block_offsets=slot_mapping.clamp(min=0)[:, None] // page,
-        k_scales_zeros=of_cache,
-        v_scales_zeros=of_cache,
-        quant_policy=_policy(kv_cache),
+        **_storage(kv_cache, kv_scale),
     )

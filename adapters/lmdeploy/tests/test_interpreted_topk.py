@@ -2,36 +2,24 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from harness.memory.triton_interpreter import REPAIRED_VERSIONS
+from adapters.shared.tests import interpreted
 
-ROOT = Path(os.environ.get("MLA_HARNESS_LMDEPLOY_SITES") or "no such folder")
-KERNEL = "lmdeploy/pytorch/kernels/cuda/bitonic_topk.py"
-FOLDERS = sorted(path for path in ROOT.glob("*") if (path / KERNEL).is_file())
+SITES = "MLA_HARNESS_LMDEPLOY_SITES"
+RELEASES = interpreted.releases(SITES, "lmdeploy/pytorch/kernels/cuda/bitonic_topk.py")
+SCRIPT = Path(__file__).with_name("interpreted_topk.py")
 
 
-@pytest.fixture(params=FOLDERS or [None], ids=lambda folder: folder.name if folder else "none")
+@pytest.fixture(params=RELEASES, ids=interpreted.name_of)
 def folder(request: pytest.FixtureRequest) -> Path:
-    if request.param is None:
-        pytest.skip("MLA_HARNESS_LMDEPLOY_SITES names no folder with a release")
-    triton = pytest.importorskip("triton")
-    if triton.__version__ not in REPAIRED_VERSIONS:
-        pytest.skip("the interpreter of this Triton is not repaired")
-    return Path(request.param)
+    return interpreted.interpretable(request.param, SITES)
 
 
 def chosen(folder: Path, *scores: float) -> list[int]:
-    script = Path(__file__).with_name("interpreted_topk.py")
-    environ = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, str(script), str(folder), *map(str, scores)]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
-    return [int(word) for word in done.stdout.split()]
+    return [int(word) for word in interpreted.printed(SCRIPT, folder, *map(str, scores)).split()]
 
 
 def test_different_scores_are_chosen_once_each(folder: Path) -> None:

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from harness.api import WhyNot
 from mla_harness_adapters import base
-from mla_harness_adapters.kernel_rows import row_lengths
+from mla_harness_adapters.kernel_rows import row_lengths, slots_of_rows
 from mla_harness_vllm.releases import LSE_TO_BASE_E, OLDEST
 from mla_harness_vllm.tables import ENGINE
 
@@ -159,16 +159,17 @@ def flashmla_decode_sparse(
     num_requests, num_tokens, num_heads, width = q.shape
     page = kv_cache.shape[1]
     columns = -(-block_table.shape[1] * page // 128) * 128
-    slot = torch.arange(columns, device=q.device)
-    column = (slot // page).clamp(max=block_table.shape[1] - 1)
-    slots = block_table.long()[:, column] * page + slot % page
-    last = seq_lens[:, None] - num_tokens + torch.arange(1, num_tokens + 1, device=q.device)
-    indices = torch.where(slot < last[..., None], slots[:, None, :], -1).to(torch.int32)
+    indices = slots_of_rows(
+        block_table, seq_lens, num_tokens=num_tokens, page_size=page, columns=columns
+    )
     padded = q.new_zeros(num_requests * num_tokens, -(-num_heads // 64) * 64, width)
     padded[:, :num_heads] = q.reshape(-1, num_heads, width)
-    rows = indices.reshape(padded.shape[0], 1, columns).contiguous()
     out, _, lse = ops.flash_mla_sparse_fwd(
-        q=padded, kv=kv_cache.reshape(-1, 1, width), indices=rows, sm_scale=scale, d_v=RANK
+        q=padded,
+        kv=kv_cache.reshape(-1, 1, width),
+        indices=indices[:, None],
+        sm_scale=scale,
+        d_v=RANK,
     )
     out = out[:, :num_heads].reshape(num_requests, num_tokens, num_heads, RANK)
     lse = lse[:, :num_heads].reshape(num_requests, num_tokens, num_heads).transpose(1, 2)

@@ -4,35 +4,24 @@ folder.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from harness.memory.triton_interpreter import REPAIRED_VERSIONS
+from adapters.shared.tests import interpreted
 
-ROOT = Path(os.environ.get("MLA_HARNESS_SGLANG_SITES") or "no such folder")
-FOLDERS = sorted(path for path in ROOT.glob("sglang-*") if (path / "sglang").is_dir())
+SITES = "MLA_HARNESS_SGLANG_SITES"
+SCRIPT = Path(__file__).with_name("interpreted_kernels.py")
 CELL = "kernel-matrix-decode[kernel=sglang-triton,kv=fp8_e4m3,pattern=nan,site=kv.tail,lengths=one]"
 
 
-@pytest.fixture(params=FOLDERS or [None], ids=lambda folder: folder.name if folder else "none")
+@pytest.fixture(params=interpreted.releases(SITES, "sglang"), ids=interpreted.name_of)
 def folder(request: pytest.FixtureRequest) -> Path:
-    if request.param is None:
-        pytest.skip("MLA_HARNESS_SGLANG_SITES names no folder with a release")
-    triton = pytest.importorskip("triton")
-    if triton.__version__ not in REPAIRED_VERSIONS:
-        pytest.skip("the interpreter of this Triton is not repaired")
-    return Path(request.param)
+    return interpreted.interpretable(request.param, SITES)
 
 
 def printed(folder: Path, *words: str) -> str:
-    script = Path(__file__).with_name("interpreted_kernels.py")
-    environ = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, str(script), str(folder), *words]
-    return subprocess.run(command, env=environ, capture_output=True, text=True, check=True).stdout
+    return interpreted.printed(SCRIPT, folder, *words)
 
 
 def test_a_decode_of_an_fp8_cache_rounds_query_and_probabilities_to_e4m3(folder: Path) -> None:
