@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -26,20 +27,38 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).parent / "stub_run.py"
 
 
-def start(out: Path, held: int, run: Path | None = None) -> tuple[subprocess.Popen[str], Path]:
+Start = Callable[..., tuple["subprocess.Popen[str]", Path]]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
     """Start a stub run, or go on with one, as far as case `held`; returns it and its run
     directory.
+
+    A test that fails leaves no run behind.
     """
-    command = [sys.executable, str(SCRIPT), str(out), str(held)] + ([str(run)] if run else [])
-    process = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    assert process.stdout is not None
-    return process, Path(process.stdout.readline().strip())
+    started: list[subprocess.Popen[str]] = []
+
+    def run_stub(
+        out: Path, held: int, run: Path | None = None
+    ) -> tuple[subprocess.Popen[str], Path]:
+        command = [sys.executable, str(SCRIPT), str(out), str(held)] + ([str(run)] if run else [])
+        process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+        started.append(process)
+        assert process.stdout is not None
+        return process, Path(process.stdout.readline().strip())
+
+    yield run_stub
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
 
 
 def wait_for_results(
@@ -59,7 +78,7 @@ def wait_until_no_workers(pid: int) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_run_keeps_its_results_writes_reports_and_says_how_to_go_on(
-    tmp_path: Path, number: signal.Signals, approved: Approved
+    start: Start, tmp_path: Path, number: signal.Signals, approved: Approved
 ) -> None:
     process, run = start(tmp_path, 2)
     wait_for_results(process, run, 2)
@@ -78,7 +97,7 @@ def test_an_interrupted_run_keeps_its_results_writes_reports_and_says_how_to_go_
 @pytest.mark.nightly
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_an_interrupted_run_leaves_no_spare_worker(
-    tmp_path: Path, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+    start: Start, tmp_path: Path, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STUB_DOES", "exit")
     process, run = start(tmp_path, 1)
@@ -88,10 +107,11 @@ def test_an_interrupted_run_leaves_no_spare_worker(
     wait_until_no_workers(process.pid)
 
 
-def test_a_killed_run_is_resumed_where_it_was(tmp_path: Path) -> None:
+def test_a_killed_run_is_resumed_where_it_was(start: Start, tmp_path: Path) -> None:
     process, run = start(tmp_path, 2)
     wait_for_results(process, run, 2)
-    assert len(workers_of(process.pid)) == 2, "the look at the processes finds them while they live"
+    # A worker that is about to start a program of its own is two processes for a moment.
+    wait_until(lambda: len(workers_of(process.pid)) == 2, "its two workers were seen", process)
     process.kill()
     process.communicate(timeout=HANG_SECONDS)
     wait_until_no_workers(process.pid)
@@ -112,7 +132,11 @@ def test_a_killed_run_is_resumed_where_it_was(tmp_path: Path) -> None:
 @pytest.mark.nightly
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_a_selftest_that_was_stopped_keeps_what_its_faults_gave_and_goes_on(
-    tmp_path: Path, number: signal.Signals, monkeypatch: pytest.MonkeyPatch, approved: Approved
+    start: Start,
+    tmp_path: Path,
+    number: signal.Signals,
+    monkeypatch: pytest.MonkeyPatch,
+    approved: Approved,
 ) -> None:
     monkeypatch.setenv("STUB_SELFTEST", "1")
     process, run = start(tmp_path, 4)
