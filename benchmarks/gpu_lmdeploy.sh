@@ -4,7 +4,8 @@
 # SITES holds site-packages: lmdeploy; flashmla (a `flash_mla` for Hopper), deepgemm and fa3 (a `flash_attn_interface`), which
 # LMDeploy takes if it can import them. Each server has START_SECONDS to be up and the checks of a row end after ROW_SECONDS; all ends
 # after SECONDS_IN_ALL. Lines go to OUT/summary.txt at once, and all the rest to OUT/lmdeploy.tgz, which grows meanwhile.
-# ONLY="v2|v32" chooses rows. KERNELS=SECONDS runs the kernels of the adapter through the matrix in place of the servers.
+# ONLY="v2|v32" chooses rows. KERNELS=SECONDS runs the kernels of the adapter through the matrix in place of the servers; CASES
+# chooses among them.
 set -u
 cd "$(dirname "$0")/.."
 out=$(realpath -m "$1"); mkdir -p "$out"
@@ -20,6 +21,7 @@ servers=(
   "v2-cache|mla|triton|32|v2|epochs cache-reuse preempt abort fuzz|--eager-mode --enable-prefix-caching"
   "v32|dsa|flashmla|64|-|epochs lengths abort fuzz|--eager-mode"
   "v32-deepgemm|dsa|flashmla deepgemm|64|-|epochs lengths fuzz|--eager-mode"
+  "v32-without-tilelang|dsa|without-tilelang flashmla|64|-|epochs lengths|--eager-mode"
   "v32-cache-chunks|dsa|flashmla|64|v32|epochs cache-reuse preempt fuzz|--eager-mode --enable-prefix-caching --max-prefill-token-num 128"
   "v2-int8|mla|triton|32|-|epochs fuzz|--eager-mode --quant-policy int8"
   "v2-fp8|mla|triton|32|-|epochs fuzz|--eager-mode --quant-policy fp8"
@@ -47,7 +49,14 @@ trap 'end_servers "$WORK"' EXIT
 
 start_server() { # NAME CANARY KERNELS PAGE OPTIONS PORT
   local path=$SITES/lmdeploy kernel
-  for kernel in $3; do [ "$kernel" = triton ] || path=$path:$SITES/$kernel; done
+  for kernel in $3; do
+    case $kernel in
+      triton) ;;
+      # Where it cannot be imported, indices come from `bitonic_topk`.
+      without-tilelang) path=$WORK/without-tilelang:$path;;
+      *) path=$path:$SITES/$kernel;;
+    esac
+  done
   # shellcheck disable=SC2086
   PYTHONPATH=$path:$own_path setsid "$PYTHON" -m lmdeploy serve api_server "fixtures/canary-$2" --backend pytorch \
     --model-name "canary-$2" --server-name 127.0.0.1 --server-port "$6" --session-len "${longest[$2]}" --max-batch-size 16 \
@@ -62,6 +71,7 @@ is_up() { # NAME PORT: true once it answers; the reason and false if it does not
     sleep 1
   done
   say "$1: NOT UP after $((SECONDS - started)) s: $(grep -E '[A-Za-z]*(Error|Exception)\b' "$WORK/$1.server.log" | tail -1 | cut -c1-240)"
+  tail -3 "$WORK/$1.server.log" | cut -c1-240 | sed 's/^/      /' | tee -a "$out/summary.txt"
   return 1
 }
 
@@ -105,13 +115,14 @@ if [ -n "${KERNELS:-}" ]; then
   # FlashMLA is not asked for: LMDeploy's own kernels are.
   export PYTHONPATH="$SITES/lmdeploy:$PWD:$PWD/poison$adapters:$own_path"
   for tag in matrix-conditions kernel-matrix; do
-    timeout -k 10 "$KERNELS" "$PYTHON" -m harness.cli.main run 'kernel-matrix-*[kernel=lmdeploy*]' -m "$tag" --device cuda -n "${WORKERS:-6}" \
+    timeout -k 10 "$KERNELS" "$PYTHON" -m harness.cli.main run "${CASES:-kernel-matrix-*[kernel=lmdeploy*]}" -m "$tag" --device cuda -n "${WORKERS:-6}" \
       --per-gpu "${WORKERS:-6}" --timeout 240 -q --history none --out "$WORK/kernels" > "$WORK/kernels-$tag.log" 2>&1
     say "kernels $tag: exit code $?"
     tail -25 "$WORK/kernels-$tag.log" | cut -c1-260 | tee -a "$out/summary.txt"
   done
   pack; say "done"; exit 0
 fi
+mkdir -p "$WORK/without-tilelang"; echo 'raise ImportError("left out")' > "$WORK/without-tilelang/tilelang.py"
 (while sleep 40; do pack; done) & packing=$!
 declare -A ports; port=23400 jobs=()
 for given in "${servers[@]}"; do

@@ -26,6 +26,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -307,11 +308,19 @@ def recorded(found: dict[str, Any]) -> list[str]:
     return [*words, *(f"NOT {problem}" for problem in found.get("not_recorded", ()))]
 
 
-def verdict(name: str, architecture: str, args: argparse.Namespace) -> list[str]:
+def cache_of(architecture: str, arguments: Mapping[str, Any]) -> str:
+    """The type of the latents that a case keeps, in the words of `canary logprobs`."""
+    # DeepSeek V4 has no cache of another type, and takes no option.
+    is_fp8 = architecture == "deepseek_v4" or "fp8" in arguments.get("kv_cache_dtype", "auto")
+    return "fp8" if is_fp8 else "bf16"
+
+
+def verdict(
+    name: str, architecture: str, arguments: Mapping[str, Any], args: argparse.Namespace
+) -> list[str]:
     """What `canary logprobs` says of the log probabilities of a case, prompts and generated
     tokens.
     """
-    cache = "fp8" if "-fp8" in name else "bf16"
     command = [
         sys.executable,
         "-m",
@@ -320,7 +329,8 @@ def verdict(name: str, architecture: str, args: argparse.Namespace) -> list[str]
         "logprobs",
         str(args.checkpoints / architecture),
     ]
-    command += [str(args.out / f"{name}.json"), "--generated", "--cache", cache]
+    command += [str(args.out / f"{name}.json"), "--generated"]
+    command += ["--cache", cache_of(architecture, arguments)]
     environment = os.environ | {"OMP_NUM_THREADS": "2"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     result = {0: "pass", 1: "FAIL"}.get(done.returncode, "NOT JUDGED")
@@ -380,7 +390,7 @@ def main() -> None:
         print(f"{name:58} not started")
     judged = [name for name in chosen if args.judge and (args.out / f"{name}.json").is_file()]
     with ThreadPoolExecutor(max(1, (os.cpu_count() or 2) // 2)) as pool:
-        for lines in pool.map(lambda name: verdict(name, chosen[name][0], args), judged):
+        for lines in pool.map(lambda name: verdict(name, *chosen[name], args), judged):
             print("\n".join(lines), flush=True)
 
 
