@@ -5,6 +5,7 @@ from tests.conftest import (
     _forget_kernels_that_a_test_registers,
     _keep_the_process_that_imports_torch,
     cli,
+    start_process,
     start_server,
 )
 
@@ -13,5 +14,6 @@ __all__ = [
     "_forget_kernels_that_a_test_registers",
     "_keep_the_process_that_imports_torch",
     "cli",
+    "start_process",
     "start_server",
 ]

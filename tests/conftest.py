@@ -1,5 +1,5 @@
-"""What every test leaves as it found it (kernels, loaded plug-ins), and servers that end with their
-test.
+"""What every test leaves as it found it (kernels, loaded plug-ins), and processes that end with
+their test.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,6 +28,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 Cli = Callable[..., tuple[int, str, str]]
+StartProcess = Callable[..., "subprocess.Popen[str]"]
 OF_EACH_TEST = ("PYTEST_CURRENT_TEST", "COLUMNS")
 MAX_SERVERS = 3
 _kept: dict[object, Forks] = {}
@@ -102,20 +104,35 @@ def cli(capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.fixture
-def start_server() -> Iterator[Callable[..., str]]:
+def start_process() -> Iterator[StartProcess]:
+    """Start a command, with options of `subprocess.Popen`; what it prints is text in a pipe.
+
+    What still runs when the test ends is killed, so a test that fails leaves nothing behind.
+    """
+    started: list[subprocess.Popen[str]] = []
+
+    def start(command: list[str], **options: Any) -> subprocess.Popen[str]:
+        started.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **options))
+        return started[-1]
+
+    yield start
+    for process in started:
+        # On leaving its block a process is waited for, and its pipes are closed.
+        with process:
+            process.kill()
+
+
+@pytest.fixture
+def start_server(start_process: StartProcess) -> Callable[..., str]:
     """Start a program of tests/servers with its arguments, which prints its port first.
 
     Returns its address.
     """
-    running: list[subprocess.Popen[str]] = []
 
     def start(program: str, *words: str) -> str:
-        command = [sys.executable, str(Path(__file__).parent / "servers" / program), *words]
-        running.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
-        assert running[-1].stdout is not None
-        return f"http://127.0.0.1:{int(running[-1].stdout.readline())}/v1"
+        script = Path(__file__).parent / "servers" / program
+        process = start_process([sys.executable, str(script), *words])
+        assert process.stdout is not None
+        return f"http://127.0.0.1:{int(process.stdout.readline())}/v1"
 
-    yield start
-    for process in running:
-        process.kill()
-        process.communicate()
+    return start

@@ -18,6 +18,7 @@ from harness.accuracy.epochs import Progress, epoch_order, run_epochs
 from harness.accuracy.lm import BackendLM
 from harness.accuracy.tasks import Task, load_task
 from harness.core.errors import HarnessError, InputError
+from tests.conftest import StartProcess
 from tests.transcripts import Approved
 from tests.waiting import wait_until
 
@@ -206,11 +207,11 @@ run_epochs(Slow(), task, folder, num_epochs=4, resume="--resume" in sys.argv)
 
 @pytest.mark.nightly
 def test_a_run_killed_in_the_middle_of_an_epoch_resumes_and_counts_no_question_twice(
-    tmp_path: Path, sums: Task
+    start_process: StartProcess, tmp_path: Path, sums: Task
 ) -> None:
     log = tmp_path / "accuracy.jsonl"
     command = [sys.executable, "-c", SLOW_RUN, str(tmp_path)]
-    process = subprocess.Popen(command)
+    process = start_process(command)
     # The header, the first epoch and five questions of the second.
     wait_until(
         lambda: log.exists() and log.read_bytes().count(b"\n") >= 1 + 12 + 5,

@@ -202,16 +202,12 @@ def test_no_server_no_scheme_and_no_model_are_input_errors(
         ServerBackend("localhost:8000")
 
 
-def test_a_name_that_no_request_can_carry_is_an_input_error() -> None:
-    words = [sys.executable, str(PROGRAM.with_name("hostile_server.py")), "surrogate", "models"]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    try:
-        with pytest.raises(InputError, match="lists no model"):
-            ServerBackend(f"http://127.0.0.1:{int(process.stdout.readline())}/v1")
-    finally:
-        process.kill()
-        process.communicate()
+def test_a_name_that_no_request_can_carry_is_an_input_error(
+    start_server: Callable[..., str],
+) -> None:
+    url = start_server("hostile_server.py", "surrogate", "models")
+    with pytest.raises(InputError, match="lists no model"):
+        ServerBackend(url)
 
 
 def test_ctrl_c_neither_waits_for_the_attempts_in_flight_nor_leaves_their_exceptions(

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import StartProcess
 from tests.transcripts import Approved, lines_with
 from tests.waiting import HANG_SECONDS, wait_until
 
@@ -151,12 +152,19 @@ def test_accuracy_that_collapses_in_a_later_epoch_fails_the_run(
     assert "accuracy 1.0000, 0.1667" in out
 
 
-def start(folder: Path, *arguments: object) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "harness.cli.main", *map(str, arguments)]
-    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.Popen(
-        command, cwd=folder, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def start(start_process: StartProcess, tmp_path: Path) -> Start:
+    """Start the command in the test's folder."""
+
+    def run(*arguments: object) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "harness.cli.main", *map(str, arguments)]
+        environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+        return start_process(command, cwd=tmp_path, env=environ, stderr=subprocess.PIPE)
+
+    return run
 
 
 def wait_for_answers(process: subprocess.Popen[str], folder: Path, count: int) -> Path:
@@ -186,9 +194,9 @@ def children_of(pid: int) -> list[str]:
 
 @pytest.mark.nightly
 def test_a_run_killed_in_an_epoch_is_reported_and_resumed_and_counts_no_question_twice(
-    cli: Cli, serve: Serve, data: Path, tmp_path: Path
+    cli: Cli, start: Start, serve: Serve, data: Path, tmp_path: Path
 ) -> None:
-    process = start(tmp_path, *words(serve(held=14), data, "--epochs", 3))
+    process = start(*words(serve(held=14), data, "--epochs", 3))
     run = wait_for_answers(process, tmp_path, 14)
     process.kill()
     process.communicate()
@@ -208,9 +216,9 @@ def test_a_run_killed_in_an_epoch_is_reported_and_resumed_and_counts_no_question
 
 @pytest.mark.nightly
 def test_ctrl_c_keeps_the_answers_writes_reports_and_says_how_to_go_on(
-    serve: Serve, data: Path, tmp_path: Path, approved: Approved
+    start: Start, serve: Serve, data: Path, tmp_path: Path, approved: Approved
 ) -> None:
-    process = start(tmp_path, *words(serve(held=5), data, "--epochs", 3))
+    process = start(*words(serve(held=5), data, "--epochs", 3))
     run = wait_for_answers(process, tmp_path, 5)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=HANG_SECONDS)
@@ -222,12 +230,12 @@ def test_ctrl_c_keeps_the_answers_writes_reports_and_says_how_to_go_on(
 
 @pytest.mark.nightly
 def test_a_server_that_is_gone_ends_the_run_so_that_it_can_be_resumed(
-    serve: Serve, data: Path, tmp_path: Path, approved: Approved
+    start: Start, serve: Serve, data: Path, tmp_path: Path, approved: Approved
 ) -> None:
     model = serve(held=5)
     port = model.rpartition(":")[2].split("/")[0]
     (owner,) = [p for p in Path("/proc").iterdir() if p.name.isdigit() and _listens(p, port)]
-    process = start(tmp_path, *words(model, data, "--epochs", 3))
+    process = start(*words(model, data, "--epochs", 3))
     run = wait_for_answers(process, tmp_path, 5)
     os.kill(int(owner.name), signal.SIGKILL)
     out, err = process.communicate(timeout=HANG_SECONDS)

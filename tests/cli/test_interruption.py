@@ -9,7 +9,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,45 +20,31 @@ from harness.store.run_folder import RunStore
 from tests.waiting import HANG_SECONDS, wait_until
 
 sys.path.insert(0, str(Path(__file__).parent))
+from tests.conftest import StartProcess
 from tests.transcripts import Approved, lines_with
 from trust.disturbances.aftermath import children_of, workers_of
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).parent / "stub_run.py"
-
-
 Start = Callable[..., tuple["subprocess.Popen[str]", Path]]
 
 
 @pytest.fixture
-def start() -> Iterator[Start]:
+def start(start_process: StartProcess) -> Start:
     """Start a stub run, or go on with one, as far as case `held`; returns it and its run
     directory.
-
-    A test that fails leaves no run behind.
     """
-    started: list[subprocess.Popen[str]] = []
 
     def run_stub(
         out: Path, held: int, run: Path | None = None
     ) -> tuple[subprocess.Popen[str], Path]:
         command = [sys.executable, str(SCRIPT), str(out), str(held)] + ([str(run)] if run else [])
-        process = subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-        )
-        started.append(process)
+        environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+        process = start_process(command, stderr=subprocess.PIPE, env=environ)
         assert process.stdout is not None
         return process, Path(process.stdout.readline().strip())
 
-    yield run_stub
-    for process in started:
-        if process.poll() is None:
-            process.kill()
-            process.communicate()
+    return run_stub
 
 
 def wait_for_results(

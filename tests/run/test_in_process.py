@@ -24,6 +24,7 @@ from harness.run.gpus import GpuLocks
 from harness.run.in_process import InProcessPool
 from harness.run.protocol import Reply
 from harness.run.runner import WorkerError
+from tests.conftest import StartProcess
 from tests.transcripts import Approved
 from tests.waiting import HANG_SECONDS
 
@@ -55,7 +56,7 @@ Start = Callable[..., "subprocess.Popen[str]"]
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Start:
+def start(start_process: StartProcess, tmp_path: Path) -> Start:
     """Start the command in a process of its own with a kernel that begins with this line."""
     (tmp_path / "scenarios").mkdir()
     (tmp_path / "scenarios" / "quantize.yaml").write_text(SCENARIO)
@@ -74,14 +75,12 @@ def start(tmp_path: Path) -> Start:
             "--scenarios",
             "scenarios",
         ]
-        return subprocess.Popen(
+        return start_process(
             [sys.executable, *command, *options],
             cwd=tmp_path,
             env={**os.environ, "PYTHONPATH": root, "PYTHONUNBUFFERED": "1"},
             stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            text=True,
         )
 
     return run
