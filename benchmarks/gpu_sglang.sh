@@ -104,11 +104,12 @@ decays() {
   local kda
   kda=$("$PYTHON" -c 'import importlib.util as u; print(u.find_spec("sglang").submodule_search_locations[0])')/kernels/ops/attention/fla/kda.py
   cp "$kda" "$work/released.py"
-  CHECKPOINTS=kimi_linear ONLY=kimi_linear checkpoints; mv "$work/said" "$work/said-released"
+  # The changed one comes first: a cold start takes minutes, and time may end.
   sed -i 's/fuse_diagonal=_small_grid/fuse_diagonal=False/' "$kda"
   diff "$work/released.py" "$kda" && echo "decays: nothing was changed in $kda"
-  CHECKPOINTS="" ONLY=kimi_linear checkpoints; mv "$work/said" "$work/said-changed"
+  CHECKPOINTS=kimi_linear ONLY=kimi_linear checkpoints; mv "$work/said" "$work/said-changed"
   cp "$work/released.py" "$kda"
+  CHECKPOINTS="" ONLY=kimi_linear checkpoints; mv "$work/said" "$work/said-released"
 }
 for what in "$@"; do
   SECONDS=0 work=$out/$what${GROUP:+-$GROUP}; mkdir -p "$work"
