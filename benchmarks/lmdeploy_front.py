@@ -23,6 +23,7 @@ from typing import Any
 
 import httpx
 
+from harness.accuracy.server_backend import connections
 from harness.accuracy.server_dialects import ALONE_SALT
 
 COUNTERS = {
@@ -47,7 +48,7 @@ class Front(ThreadingHTTPServer):
     def __init__(self, given: argparse.Namespace) -> None:
         super().__init__(("127.0.0.1", given.port), Answering)
         self.given = given
-        self.client = httpx.Client(timeout=300, limits=httpx.Limits(max_connections=None))
+        self.client = httpx.Client(timeout=300, limits=connections())
         self.num_running = 0
         self._lock = threading.Lock()
 

@@ -18,6 +18,7 @@ from harness.accuracy.server_backend import (
     BadReply,
     ServerBackend,
     Unanswered,
+    connections,
     fetched,
     lines_of,
     object_of,
@@ -98,7 +99,7 @@ class ScriptServer(ServerBackend):
         # No page of an earlier script, or of another client, is hit: hits that are counted are this
         # script's.
         self._salt = uuid.uuid4().hex
-        self._client = httpx.Client(timeout=timeout, headers=self._headers)
+        self._client = httpx.Client(timeout=timeout, headers=self._headers, limits=connections())
 
     @cached_property
     def _dialect(self) -> Dialect:

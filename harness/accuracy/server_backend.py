@@ -167,10 +167,8 @@ class ServerBackend:
     ) -> list[ResultT]:
         num = at_once or self._concurrency
         gate = asyncio.Semaphore(num)
-        # Without these httpx has 100 connections at most.
-        limits = httpx.Limits(max_connections=num, max_keepalive_connections=num)
         async with httpx.AsyncClient(
-            timeout=self._timeout, headers=self._headers, limits=limits
+            timeout=self._timeout, headers=self._headers, limits=connections(num)
         ) as client:
 
             async def one(position: int, question: QuestionT) -> ResultT:
@@ -418,6 +416,15 @@ MOST_BYTES = 2**26
 
 class BadReply(Exception):
     """A reply that is too long, too slow, or no HTTP. Its text is the reason."""
+
+
+def connections(most: int | None = None) -> httpx.Limits:
+    """At most so many connections, each for one request.
+
+    vLLM, SGLang and llama.cpp close a connection that was idle for five seconds. A request that is
+    sent in that moment gets no answer, and would be charged to the server.
+    """
+    return httpx.Limits(max_connections=most, max_keepalive_connections=0)
 
 
 def fetched(
