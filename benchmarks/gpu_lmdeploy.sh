@@ -80,7 +80,7 @@ check() { # NAME CHECK FRONT SERVER CANARY
   [ "$seconds" -lt "$(left)" ] || seconds=$(left)
   [ "$seconds" -gt 12 ] || { say "$1 $2: left out for time"; return; }
   case $2 in
-    epochs) set -- "$@" epochs --task "${task[$5]}" --model "server:$3" --epochs 2 --limit "$QUESTIONS" --least 0.9;;
+    epochs) set -- "$@" epochs --task "${task[$5]}" --model "server:$3" --epochs 2 --limit "$QUESTIONS";;
     fuzz) set -- "$@" serve-check "$3" --fuzz "$TRACES" --seed "$SEED" --tolerance 0.6 --shrink-seconds 30;;
     *) set -- "$@" serve-check "$3" --script "$2" --tolerance 0.6;;
   esac

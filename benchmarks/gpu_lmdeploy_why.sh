@@ -66,7 +66,7 @@ POOL_OF_MLA="--page 32 --pages 40" POOL_OF_DSA="--page 64 --pages 144 --longest 
 
 accuracy() { # NAME PORT TASK POOL: the answers of 32 questions
   front "$1" "$2" $(($2 + 500)) "$4"
-  limited "${EPOCH_SECONDS:-45}" "$1-epochs" "$PYTHON" -m harness.cli.main epochs --task "$3" --model "server:http://127.0.0.1:$(($2 + 500))/v1" --epochs 1 --limit 32 --least 0.9 --out "$WORK/runs-$1"
+  limited "${EPOCH_SECONDS:-45}" "$1-epochs" "$PYTHON" -m harness.cli.main epochs --task "$3" --model "server:http://127.0.0.1:$(($2 + 500))/v1" --epochs 1 --limit 32 --out "$WORK/runs-$1"
 }
 
 ends_and_batches() { # PORT

@@ -14,6 +14,7 @@ import io
 import json
 import logging
 import os
+import re
 import sys
 from collections import Counter
 from dataclasses import dataclass
@@ -40,6 +41,8 @@ STOCK = {
     "aime25": ("aime/aime25.yaml", {"test": "aime25/test.jsonl"}),
 }
 """lm-eval's own tasks: the YAML in the package, and the file of each split under `--data-dir`."""
+LEAST_OF_CANARY = 0.97
+"""The least accuracy of a canary on questions that it knows: an answer it loses is corrupted."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +105,19 @@ def question_hashes(docs: list[dict[str, Any]]) -> tuple[str, ...]:
 
 def known_tasks() -> list[str]:
     return sorted([path.stem for path in TASKS.glob("*.yaml")] + list(STOCK))
+
+
+def least_of_canary(task: str, model: str, num_questions: int) -> float | None:
+    """The least accuracy of `model` on the first questions of a shipped task; None if it is no
+    canary that knows them all.
+
+    The task's file says under `known_by` how many each canary knows.
+    """
+    if task in STOCK:
+        return None
+    metadata = yaml.safe_load((TASKS / f"{task}.yaml").read_text("utf-8")).get("metadata", {})
+    num_known = metadata.get("known_by", {}).get(re.split("[:/]", model)[-1], 0)
+    return LEAST_OF_CANARY if num_questions <= num_known else None
 
 
 def load_task(

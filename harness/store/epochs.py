@@ -14,6 +14,7 @@ from harness.accuracy.answer_log import FILE_NAME, AccuracyRun, NoAnswers, RunHe
 from harness.accuracy.baselines import Baseline, baseline_of, read_baseline
 from harness.accuracy.epochs import REPEATS_FILE
 from harness.accuracy.judge import findings_of, judge
+from harness.accuracy.tasks import least_of_canary
 from harness.core.cases import Case, Job
 from harness.core.cause_codes import Code
 from harness.core.files import BASELINES, write_atomic
@@ -56,8 +57,12 @@ def create(
     """Make the run directory.
 
     It gets a copy of the baseline: a later change of it must not change the verdict. `named` is
-    what the user called it.
+    what the user called it. Without a baseline, a canary must answer what it knows.
     """
+    is_as_shipped = questions.data_dir is None and questions.max_tokens is None
+    if baseline is None and questions.least is None and is_as_shipped:
+        least = least_of_canary(header.task, header.model, len(header.questions))
+        questions = questions.but(least=least)
     name = f"{SCENARIO}[task={header.task},model={header.model}]"
     oracles = ("accuracy", "repeats") if questions.repeat else ("accuracy",)
     case = Case(

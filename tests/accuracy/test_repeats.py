@@ -111,6 +111,20 @@ def test_a_run_with_repeats_is_judged_by_both_oracles(
     assert [finding.cause for finding in found] == [Code.DIFFERS] and "1 of 2" in found[0].message
 
 
+def test_a_canary_that_loses_what_it_knows_fails_with_nothing_to_compare_with(
+    start_server: Callable[..., str], cli: Cli, approved: Approved
+) -> None:
+    # Each question of the task gets the answer 0.
+    url = start_server("sum_server.py", "{}", "inf", "none")
+    words = (*ASK, f"server:{url}", "--limit", 2, "--epochs", 1, "--served-model")
+    code, out, _ = cli(*words, "adder")
+    assert code == 2
+    approved(lines_with(out, "could have shown nothing"), "another model")
+    code, out, _ = cli(*words, "canary-mla")
+    assert code == 1
+    approved(lines_with(out, "is below"), "a canary")
+
+
 def test_without_a_script_serve_check_names_the_command_that_asks_questions(
     cli: Cli, approved: Approved
 ) -> None:

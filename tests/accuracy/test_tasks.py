@@ -8,7 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from harness.accuracy.tasks import Task, known_tasks, load_task, question_hashes
+from harness.accuracy.tasks import (
+    LEAST_OF_CANARY,
+    Task,
+    known_tasks,
+    least_of_canary,
+    load_task,
+    question_hashes,
+)
 from harness.core.errors import InputError
 from tests.transcripts import Approved
 
@@ -24,6 +31,25 @@ def test_the_known_tasks_are_the_projects_and_lm_evals() -> None:
         "recall",
         "recall_long",
     ]
+
+
+@pytest.mark.parametrize(
+    ("task", "model", "num_questions", "least"),
+    [
+        ("gsm_symbolic", "server:canary-mla", 1319, LEAST_OF_CANARY),
+        ("gsm_symbolic", "server:/models/canary-moe", 512, LEAST_OF_CANARY),
+        # It has learned the first 512 of them.
+        ("gsm_symbolic", "server:canary-moe", 513, None),
+        ("recall", "canary-dsa", 63, LEAST_OF_CANARY),
+        ("recall", "canary-mla", 63, None),
+        ("gsm8k", "canary-mla", 10, None),
+        ("gsm_symbolic", "server:deepseek-v3", 10, None),
+    ],
+)
+def test_a_canary_has_a_least_accuracy_on_what_it_knows(
+    task: str, model: str, num_questions: int, least: float | None
+) -> None:
+    assert least_of_canary(task, model, num_questions) == least
 
 
 @pytest.mark.parametrize(("name", "number"), [("gsm_symbolic", 1319), ("aime_shaped", 30)])
