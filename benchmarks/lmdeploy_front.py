@@ -23,8 +23,8 @@ from typing import Any
 
 import httpx
 
-from harness.accuracy.server_backend import connections
 from harness.accuracy.server_dialects import ALONE_SALT
+from harness.accuracy.whole_reply import connections
 
 COUNTERS = {
     "cached_tokens_total": "prefix_cache_hits_total",

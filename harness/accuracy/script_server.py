@@ -14,16 +14,7 @@ from functools import cached_property
 from typing import Any
 
 from harness.accuracy.script import FIRST_TOKEN, PagePool, StepRequest
-from harness.accuracy.server_backend import (
-    BadReply,
-    ServerBackend,
-    Unanswered,
-    connections,
-    fetched,
-    lines_of,
-    object_of,
-    whole_number,
-)
+from harness.accuracy.server_backend import ServerBackend, Unanswered, whole_number
 from harness.accuracy.server_dialects import LLAMACPP, Dialect, dialect_of, slots_of
 from harness.accuracy.server_replies import (
     Scores,
@@ -32,6 +23,7 @@ from harness.accuracy.server_replies import (
     score_of_next,
     scores_of_prompt,
 )
+from harness.accuracy.whole_reply import BadReply, connections, fetched, lines_of, object_of
 from harness.core.errors import InputError, Refused
 from harness.core.extras import httpx
 

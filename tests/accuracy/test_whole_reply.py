@@ -7,8 +7,8 @@ from collections.abc import Callable
 import httpx
 import pytest
 
-from harness.accuracy import server_backend
-from harness.accuracy.server_backend import BadReply, fetched, object_of
+from harness.accuracy import whole_reply
+from harness.accuracy.whole_reply import BadReply, fetched, object_of
 from tests.waiting import HANG_SECONDS
 
 
@@ -16,7 +16,7 @@ from tests.waiting import HANG_SECONDS
 def test_a_reply_without_an_end_ends(
     start_server: Callable[..., str], kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server_backend, "MOST_BYTES", 2**20)
+    monkeypatch.setattr(whole_reply, "MOST_BYTES", 2**20)
     url = start_server("hostile_server.py", kind, "models")
     with httpx.Client(timeout=HANG_SECONDS) as client, pytest.raises(BadReply):
         fetched(client, "GET", f"{url}/models", seconds=0.5)
