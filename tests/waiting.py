@@ -79,7 +79,7 @@ def end_limits_when(
     """Give `module` a clock that stands still until `happened()`, and then shows LATE.
 
     So what is to happen within a time limit does, however slow the machine is, and then the limit
-    ends.
+    ends. It must happen after the limit has begun: a limit that begins at LATE never ends.
     """
 
     def monotonic() -> float:

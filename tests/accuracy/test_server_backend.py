@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from harness.accuracy import server_backend
 from harness.accuracy.backends import Answer
 from harness.accuracy.server_backend import ServerBackend, ServerGone
 from harness.core.errors import InputError
+from tests.conftest import StartProcess
 from tests.transcripts import Approved
 from tests.waiting import HANG_SECONDS
 
@@ -25,12 +26,10 @@ PROGRAM = Path(__file__).parents[1] / "servers" / "completion_server.py"
 class Server:
     """The server process: its address, and the attempts that it saw."""
 
-    def __init__(self, script: dict[str, list[str]]) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, str(PROGRAM), json.dumps(script)], stdout=subprocess.PIPE, text=True
-        )
-        assert self.process.stdout is not None
-        self.url = f"http://127.0.0.1:{int(self.process.stdout.readline())}/v1"
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        assert process.stdout is not None
+        self.url = f"http://127.0.0.1:{int(process.stdout.readline())}/v1"
 
     def stop(self) -> list[dict[str, Any]]:
         if self.process.poll() is not None:
@@ -41,16 +40,11 @@ class Server:
 
 
 @pytest.fixture
-def serve() -> Iterator[Callable[..., Server]]:
-    servers: list[Server] = []
-
+def serve(start_process: StartProcess) -> Callable[..., Server]:
     def start(**script: list[str]) -> Server:
-        servers.append(Server(script))
-        return servers[-1]
+        return Server(start_process([sys.executable, str(PROGRAM), json.dumps(script)]))
 
-    yield start
-    for server in servers:
-        server.stop()
+    return start
 
 
 def ask(server: Server, prompts: list[str], **settings: Any) -> list[Answer]:
